@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engines.tensor import NDArray
@@ -14,8 +15,8 @@ class InputTensor:
     """A tensor as a client sent it.
 
     Exactly one of ``raw`` and ``array`` is set. ``raw`` holds the wire form (little-endian, row-major; BYTES with
-    length prefixes) and borrows the request body; ``array`` holds already decoded elements (JSON data, typed gRPC contents) in
-    the datatype's numpy type and in ``shape``.
+    length prefixes) and borrows the request body; ``array`` holds already decoded elements (JSON data,
+    typed gRPC contents) in the datatype's numpy type and in ``shape``.
     """
 
     name: str
@@ -70,10 +71,14 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class InferResponse:
-    """What goes back; ``parameters`` is empty unless the client asked for something."""
+    """What goes back; ``parameters`` is empty unless the client asked for something.
+
+    The receiver calls ``release`` exactly once, after the last byte was rendered or copied.
+    """
 
     model: str
     version: str
     request_id: str
     outputs: list[OutputTensor]
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
