@@ -1,0 +1,206 @@
+"""The ``data`` field of JSON tensors: lists of any nesting to arrays and back, with nothing coerced on the way.
+
+Decoding is typed from the first byte: the number of opening brackets and the datatype choose a decoder that accepts
+exactly that nesting and leaf type. Only when it refuses is the text parsed again, loosely, to say which element is
+wrong. Elements are taken in reading order; the nesting must be rectangular but need not repeat the shape, as long as
+the number of elements fits: ``[1,2,3,4]`` and ``[[1,2],[3,4]]`` are the same tensor of shape [2,2] or [4].
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from engines.errors import InvalidInput, TooLarge
+from engines.tensor import DType, NDArray, element_count
+from frontend.inference import OutputTensor
+from frontend.kserve.shapes import shaped, text_of
+
+MAX_NESTING: Final = 100
+NESTING_TEXT: Final = f"nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
+_TYPED_NESTING: Final = 8
+"""Deepest nesting with a decoder of its own; deeper data is legal, rare and takes the slow way."""
+_OPENING: Final = re.compile(rb"[ \t\r\n\[]*")
+_LEAVES: Final[dict[str, tuple[type, str]]] = {
+    "b": (bool, "a boolean"),
+    "f": (float, "a number"),
+    "O": (str, "a string"),
+}
+_INTEGER: Final[tuple[type, str]] = (int, "an integer")
+
+
+def decode_data(name: str, dtype: DType, shape: tuple[int, ...], data: Raw, max_element_bytes: int) -> NDArray:
+    """Return the array in a ``data`` field, in ``shape`` and in the datatype's numpy type.
+
+    Raises:
+        InvalidInput: wrong number, type or range of elements, ragged or too deep nesting; FP16 and BF16, which JSON
+            does not carry.
+        TooLarge: a BYTES element longer than ``max_element_bytes``.
+    """
+    if dtype.wire in ("FP16", "BF16"):
+        raise InvalidInput(
+            f"input '{name}': sending {dtype.wire} data as JSON is not supported, use the binary data format: "
+            "set 'binary_data_size' and append the raw tensor"
+        )
+    elements = _elements(name, dtype, data)
+    expected = element_count(shape)
+    if len(elements) != expected:
+        raise InvalidInput(
+            f"input '{name}': Shape does not match true shape of 'data' field: "
+            f"shape {text_of(shape)} holds {expected} elements, data holds {len(elements)}"
+        )
+    return shaped(name, _array(name, dtype, elements, max_element_bytes), shape)
+
+
+def encode_data(output: OutputTensor) -> list[Any]:
+    """Return the flat list that stands for an output in JSON.
+
+    Raises:
+        InvalidInput: JSON cannot carry it; says to ask for the binary form.
+    """
+    array = output.array.reshape(-1)
+    if output.datatype in ("FP16", "BF16"):
+        raise InvalidInput(f"output '{output.name}': {output.datatype} data cannot be sent as JSON, {_ASK_BINARY}")
+    if array.dtype.hasobject:
+        return _strings(output.name, array)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        at = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidInput(
+            f"output '{output.name}': element {at} is {array[at]}, which JSON cannot carry; {_ASK_BINARY}"
+        )
+    elements: list[Any] = array.tolist()
+    return elements
+
+
+_ASK_BINARY: Final = "use the binary data format: request it with parameter 'binary_data' true"
+
+
+@lru_cache(maxsize=64)
+def _decoder(leaf: type, depth: int) -> msgspec.json.Decoder[Any]:
+    nested: Any = leaf
+    for _ in range(depth):
+        nested = list[nested]
+    return msgspec.json.Decoder(nested)
+
+
+def _elements(name: str, dtype: DType, data: Raw) -> list[Any]:
+    text = memoryview(data)
+    opening = _OPENING.match(text)
+    depth = opening.group().count(b"[") if opening else 0
+    if depth == 0:
+        raise InvalidInput(f"input '{name}': Unable to parse 'data': attempt to access JSON non-array as array")
+    if depth > MAX_NESTING:
+        raise InvalidInput(f"input '{name}': Unable to parse 'data': {NESTING_TEXT}")
+    leaf, expected = _LEAVES.get(dtype.numpy.kind, _INTEGER)
+    if depth > _TYPED_NESTING:
+        return _elements_slowly(name, dtype, text, leaf, expected)
+    try:
+        elements = _decoder(leaf, depth).decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return _elements_slowly(name, dtype, text, leaf, expected)
+    for _ in range(depth - 1):
+        if len(set(map(len, elements))) > 1:
+            _refuse_ragged(name, elements)
+        elements = list(chain.from_iterable(elements))
+    return elements  # type: ignore[no-any-return]
+
+
+def _elements_slowly(name: str, dtype: DType, text: memoryview, leaf: type, expected: str) -> list[Any]:
+    """Return the leaves of deeply nested data, or say which element does not fit."""
+    try:
+        tree = msgspec.json.decode(text)
+    except RecursionError as error:
+        raise InvalidInput(f"input '{name}': Unable to parse 'data': {NESTING_TEXT}") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidInput(f"input '{name}': Unable to parse 'data': {error}") from error
+    level: list[Any] = [tree]
+    for depth in range(MAX_NESTING + 1):
+        lists = sum(type(item) is list for item in level)
+        if lists == 0:
+            break
+        if lists != len(level):
+            raise InvalidInput(
+                f"input '{name}': 'data' is ragged: lists and elements stand side by side at depth {depth}"
+            )
+        if len(set(map(len, level))) > 1:
+            _refuse_ragged(name, level)
+        level = list(chain.from_iterable(level))
+    else:
+        raise InvalidInput(f"input '{name}': Unable to parse 'data': {NESTING_TEXT}")
+    accepted = (int, float) if leaf is float else (leaf,)
+    for index, element in enumerate(level):
+        if type(element) not in accepted:
+            shown = msgspec.json.encode(element)[:80].decode("utf-8", "replace")
+            raise InvalidInput(
+                f"input '{name}': Unable to parse 'data': element {index} must be {expected} for datatype "
+                f"'{dtype.wire}', got {shown}"
+            )
+    return level
+
+
+def _refuse_ragged(name: str, lists: list[list[Any]]) -> NoReturn:
+    lengths = sorted(set(map(len, lists)))
+    raise InvalidInput(
+        f"input '{name}': 'data' is ragged: lists of {lengths[0]} and of {lengths[-1]} entries stand side by side"
+    )
+
+
+def _array(name: str, dtype: DType, elements: list[Any], max_element_bytes: int) -> NDArray:
+    match dtype.numpy.kind:
+        case "O":
+            return _bytes_array(name, elements, max_element_bytes)
+        case "b":
+            return np.array(elements, dtype=np.bool_)
+        case "f":
+            return _float_array(name, dtype, elements)
+        case _:
+            return _integer_array(name, dtype, elements)
+
+
+def _float_array(name: str, dtype: DType, elements: list[Any]) -> NDArray:
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(elements, dtype=np.float64).astype(dtype.numpy, copy=False)
+    except OverflowError:
+        array = np.array([np.inf])
+    # JSON has no infinity, so one here is a number too large for the datatype.
+    if not np.isfinite(array).all():
+        raise InvalidInput(f"input '{name}': an element of 'data' is out of the range of {dtype.wire}")
+    return array
+
+
+def _integer_array(name: str, dtype: DType, elements: list[int]) -> NDArray:
+    bounds = np.iinfo(dtype.numpy)
+    try:
+        return np.array(elements, dtype=dtype.numpy)
+    except OverflowError as error:
+        at = next(index for index, element in enumerate(elements) if not bounds.min <= element <= bounds.max)
+        raise InvalidInput(
+            f"input '{name}': element {at} is {elements[at]}, {dtype.wire} holds {bounds.min} to {bounds.max}"
+        ) from error
+
+
+def _bytes_array(name: str, elements: list[str], max_element_bytes: int) -> NDArray:
+    array = np.empty(len(elements), dtype=np.object_)
+    for index, element in enumerate(elements):
+        raw = element.encode()
+        if len(raw) > max_element_bytes:
+            raise TooLarge(
+                f"input '{name}': element {index} is {len(raw)} bytes, "
+                f"the limit max_bytes_element is {max_element_bytes}"
+            )
+        array[index] = raw
+    return array
+
+
+def _strings(name: str, array: NDArray) -> list[str]:
+    try:
+        return [element if isinstance(element, str) else bytes(element).decode() for element in array.tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"output '{name}': an element is not UTF-8 text, {_ASK_BINARY}") from error
