@@ -24,8 +24,11 @@ from frontend.kserve.shapes import shaped, text_of
 
 MAX_NESTING: Final = 100
 NESTING_TEXT: Final = f"nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
+HALF_TYPES: Final = ("FP16", "BF16")
+"""Not carried by JSON, in either direction: numbers as text would hide their rounding."""
 _TYPED_NESTING: Final = 8
 """Deepest nesting with a decoder of its own; deeper data is legal, rare and takes the slow way."""
+_ASK_BINARY: Final = "use the binary data format: request it with parameter 'binary_data' true"
 _OPENING: Final = re.compile(rb"[ \t\r\n\[]*")
 _LEAVES: Final[dict[str, tuple[type, str]]] = {
     "b": (bool, "a boolean"),
@@ -43,7 +46,7 @@ def decode_data(name: str, dtype: DType, shape: tuple[int, ...], data: Raw, max_
             does not carry.
         TooLarge: a BYTES element longer than ``max_element_bytes``.
     """
-    if dtype.wire in ("FP16", "BF16"):
+    if dtype.wire in HALF_TYPES:
         raise InvalidInput(
             f"input '{name}': sending {dtype.wire} data as JSON is not supported, use the binary data format: "
             "set 'binary_data_size' and append the raw tensor"
@@ -65,8 +68,8 @@ def encode_data(output: OutputTensor) -> list[Any]:
         InvalidInput: JSON cannot carry it; says to ask for the binary form.
     """
     array = output.array.reshape(-1)
-    if output.datatype in ("FP16", "BF16"):
-        raise InvalidInput(f"output '{output.name}': {output.datatype} data cannot be sent as JSON, {_ASK_BINARY}")
+    if output.datatype in HALF_TYPES:
+        raise InvalidInput(half_output_text(output.name, output.datatype))
     if array.dtype.hasobject:
         return _strings(output.name, array)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -78,7 +81,9 @@ def encode_data(output: OutputTensor) -> list[Any]:
     return elements
 
 
-_ASK_BINARY: Final = "use the binary data format: request it with parameter 'binary_data' true"
+def half_output_text(name: str, datatype: str) -> str:
+    """Return why an FP16 or BF16 output cannot be told in JSON, and what to ask for."""
+    return f"output '{name}': {datatype} data cannot be sent as JSON, {_ASK_BINARY}"
 
 
 @lru_cache(maxsize=64)

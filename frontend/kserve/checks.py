@@ -1,0 +1,235 @@
+"""A decoded request compared with its model: after this, every size and type in it is proven.
+
+The comparison is with the *client* signature, what the model's users see. What a ``preprocess`` hook makes of it, and
+which of the served variants the executable inputs fit, is proven where they are placed in shared memory.
+Texts carry the key words that clients and their test suites look for (protocols.md 1.5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.bundle.signature import Signature
+from engines.errors import InvalidInput
+from engines.tensor import NDArray, TensorSpec, decode_bytes, element_count
+from frontend.inference import InferRequest, InputTensor, RequestedOutput
+from frontend.kserve.json_data import HALF_TYPES, half_output_text
+from frontend.kserve.shapes import refuse_many, shaped, text_of
+from frontend.settings import EndpointSettings
+from worker.channel.messages import ModelEntry
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedInput:
+    """One client input, proven to fit its spec. Exactly one of ``raw`` and ``array`` is set.
+
+    Attributes:
+        shape: full, every size known.
+        raw: numeric elements in wire form, C-contiguous bytes borrowed from the request body; view them with
+            ``as_array`` or copy them as they are.
+        array: decoded elements in ``shape``; object array of ``bytes`` for BYTES.
+    """
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    raw: memoryview | None
+    array: NDArray | None
+
+    def as_array(self) -> NDArray:
+        """Return the elements in ``shape``; read-only and without a copy if they came raw."""
+        if self.raw is None:
+            assert self.array is not None, "a checked input has one of raw and array"
+            return self.array
+        return np.frombuffer(self.raw, dtype=self.spec.element.numpy).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A request that fits its model.
+
+    Attributes:
+        inputs: in the order of ``client_inputs``.
+        rows: size of the batch axis over all inputs, at least 1; 1 if no client input has a batch axis.
+        outputs: what is wanted, in the client's order; every client output if it listed none.
+    """
+
+    inputs: tuple[CheckedInput, ...]
+    rows: int
+    outputs: tuple[RequestedOutput, ...]
+
+
+def check(request: InferRequest, entry: ModelEntry, limits: EndpointSettings) -> Checked:
+    """Compare a request with a READY model version.
+
+    A request of zero rows is refused: no executable has a batch size 0, and an answer made up without running the
+    model would promise shapes that nobody computed.
+
+    Raises:
+        InvalidInput: names the tensor, what was expected and what came.
+        TooLarge: more tensors than ``max_tensors``, or a BYTES element beyond ``max_bytes_element``.
+    """
+    signature = entry.signature
+    assert signature is not None, f"model '{entry.name}' is {entry.state}, only READY models are checked against"
+    refuse_many(len(request.inputs), "inputs", limits)
+    specs = signature.client_inputs
+    given = request.inputs
+    if len(given) == 1 and given[0].datatype == "":
+        given = [_of_raw_request(given[0], specs, entry.name)]
+    ordered = _in_order(given, specs, entry.name)
+    rows = 0
+    inputs: list[CheckedInput] = []
+    for tensor, spec in zip(ordered, specs, strict=True):
+        _check_type_and_shape(tensor, spec, entry.name)
+        axis = spec.batch_axis
+        if axis is not None:
+            size = tensor.shape[axis]
+            if size == 0:
+                raise InvalidInput(
+                    f"input '{spec.name}' has zero rows: inference request batch-size must be at least 1 "
+                    f"for '{entry.name}', got shape {text_of(tensor.shape)}"
+                )
+            if rows and size != rows:
+                raise InvalidInput(
+                    f"input '{spec.name}' batch size does not match other inputs for '{entry.name}': "
+                    f"expected {rows}, got {size}"
+                )
+            rows = size
+        inputs.append(_check_content(tensor, spec, entry.name, limits))
+    return Checked(tuple(inputs), rows or 1, _check_outputs(request, signature, entry.name, limits))
+
+
+def _of_raw_request(tensor: InputTensor, specs: Sequence[TensorSpec], model: str) -> InputTensor:
+    """Give the single tensor of a raw request its name, datatype and shape: batch 1, one free size deduced."""
+    if len(specs) != 1:
+        raise InvalidInput(
+            f"expected {len(specs)} inputs but got 1 inputs for model '{model}': "
+            f"a raw binary request is only for models with one input"
+        )
+    spec = specs[0]
+    raw = memoryview(tensor.raw or b"")
+    shape = [1 if axis == spec.batch_axis else size for axis, size in enumerate(spec.shape)]
+    free = [axis for axis, size in enumerate(shape) if size < 0]
+    itemsize = spec.element.itemsize
+    if itemsize == 0:
+        # As elsewhere in this protocol: the body of a raw request is one element, without its length prefix.
+        shape = [1 if size < 0 else size for size in shape]
+        array = np.empty(1, dtype=np.object_)
+        array[0] = bytes(raw)
+        if element_count(shape) != 1:
+            raise InvalidInput(
+                f"unexpected shape for input '{spec.name}' for model '{model}'. Expected {text_of(spec.shape)}, "
+                "got the single element of a raw binary request"
+            )
+        return InputTensor(spec.name, "BYTES", tuple(shape), array=array.reshape(shape))
+    if len(free) > 1:
+        raise InvalidInput(
+            f"input '{spec.name}' of model '{model}' has shape {text_of(spec.shape)}: the shape of a raw binary "
+            "request cannot be deduced, send 'shape' in a JSON header"
+        )
+    if free:
+        fixed_bytes = element_count([size for size in shape if size >= 0]) * itemsize
+        shape[free[0]] = len(raw) // fixed_bytes if fixed_bytes else 0
+    return InputTensor(spec.name, spec.element.wire, tuple(shape), raw=raw)
+
+
+def _in_order(given: Sequence[InputTensor], specs: Sequence[TensorSpec], model: str) -> list[InputTensor]:
+    by_name = {tensor.name: tensor for tensor in given}
+    names = [spec.name for spec in specs]
+    if len(given) == len(specs) and len(by_name) == len(given):
+        try:
+            return [by_name[name] for name in names]
+        except KeyError:
+            stranger = next(name for name in by_name if name not in names)
+            raise InvalidInput(
+                f"unexpected inference input '{stranger}' for model '{model}', expected input(s) {names}"
+            ) from None
+    if len(by_name) < len(given):
+        twice = next(name for name, times in Counter(tensor.name for tensor in given).items() if times > 1)
+        raise InvalidInput(f"input '{twice}' appears more than once in the request for model '{model}'")
+    missing = [name for name in names if name not in by_name]
+    unknown = [name for name in by_name if name not in names]
+    tail = f", but missing required input(s) {missing}" if missing else ""
+    tail += f", unexpected input(s) {unknown}" if unknown else ""
+    raise InvalidInput(
+        f"expected {len(specs)} inputs but got {len(given)} inputs for model '{model}'. "
+        f"Got input(s) {list(by_name)}{tail}"
+    )
+
+
+def _check_type_and_shape(tensor: InputTensor, spec: TensorSpec, model: str) -> None:
+    if tensor.datatype != spec.element.wire:
+        raise InvalidInput(
+            f"inference input '{spec.name}' data-type is '{tensor.datatype}', "
+            f"but model '{model}' expects '{spec.element.wire}'"
+        )
+    shape = tensor.shape
+    if len(shape) == len(spec.shape):
+        for size, expected in zip(shape, spec.shape, strict=True):
+            if size != expected and (expected >= 0 or size < 0):
+                break
+        else:
+            return
+    raise InvalidInput(
+        f"unexpected shape for input '{spec.name}' for model '{model}'. "
+        f"Expected {text_of(spec.shape)}, got {text_of(shape)}"
+    )
+
+
+def _check_content(tensor: InputTensor, spec: TensorSpec, model: str, limits: EndpointSettings) -> CheckedInput:
+    shape = tensor.shape
+    if tensor.raw is None:
+        assert tensor.array is not None, "an input tensor has one of raw and array"
+        assert tensor.array.shape == shape, f"{tensor.array.shape=} {shape=}"
+        return CheckedInput(spec, shape, None, tensor.array)
+    raw = memoryview(tensor.raw)
+    count = element_count(shape)
+    itemsize = spec.element.itemsize
+    if itemsize == 0:
+        flat = decode_bytes(raw, count, spec.name, limits.max_bytes_element)
+        return CheckedInput(spec, shape, None, shaped(spec.name, flat, shape))
+    if len(raw) != count * itemsize:
+        raise InvalidInput(
+            f"input byte size mismatch for input '{spec.name}' for model '{model}'. Expected {count * itemsize}, "
+            f"got {len(raw)}"
+        )
+    if count == 0:
+        return CheckedInput(spec, shape, None, shaped(spec.name, np.empty(0, dtype=spec.element.numpy), shape))
+    if spec.dtype == "bool" and (top := int(np.frombuffer(raw, dtype=np.uint8).max())) > 1:
+        raise InvalidInput(f"input '{spec.name}': a byte of datatype 'BOOL' must be 0 or 1, got {top}")
+    return CheckedInput(spec, shape, raw, None)
+
+
+def _check_outputs(
+    request: InferRequest, signature: Signature, model: str, limits: EndpointSettings
+) -> tuple[RequestedOutput, ...]:
+    specs = {spec.name: spec for spec in signature.client_outputs}
+    wanted = request.outputs
+    if wanted is None:
+        wanted = [RequestedOutput(name) for name in specs]
+    else:
+        refuse_many(len(wanted), "outputs", limits)
+        if len({output.name for output in wanted}) < len(wanted):
+            twice = next(name for name, times in Counter(output.name for output in wanted).items() if times > 1)
+            raise InvalidInput(f"output '{twice}' is requested more than once from model '{model}'")
+    for output in wanted:
+        spec = specs.get(output.name)
+        if spec is None:
+            raise InvalidInput(
+                f"unexpected inference output '{output.name}' for model '{model}', expected any of {list(specs)}"
+            )
+        if output.classification:
+            if spec.dtype in ("bool", "bytes"):
+                raise InvalidInput(
+                    f"output '{output.name}': classification needs a numeric output, "
+                    f"its datatype is '{spec.element.wire}'"
+                )
+            continue
+        # Found here and not when the answer is rendered: the model need not run for an answer that cannot be told.
+        binary = request.binary_default if output.binary is None else output.binary
+        if spec.element.wire in HALF_TYPES and not binary:
+            raise InvalidInput(half_output_text(output.name, spec.element.wire))
+    return tuple(wanted)
