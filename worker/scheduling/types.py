@@ -8,7 +8,10 @@ from enum import Enum
 from engines.errors import Kind
 from worker.channel.records import NO_DEADLINE, Reason
 
-__all__ = ["NO_DEADLINE", "Dispatch", "Idle", "ModelSpec", "Reason", "Request", "Shed", "WaitUntil"]
+__all__ = [
+    "NO_DEADLINE", "BatchPlan", "Discipline", "Dispatch", "Idle", "ModelSnapshot", "ModelSpec", "Reason", "Request",
+    "SchedulerOptions", "SchedulerSnapshot", "Shed", "Sizing", "WaitUntil",
+]  # fmt: skip
 
 
 class Discipline(Enum):
@@ -24,6 +27,29 @@ class Sizing(Enum):
 
     FILL = "fill"
     LEARNED = "learned"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """How the scheduler decides; the defaults are the scheduling page's.
+
+    Attributes:
+        ema_halflife_ns: half-life of the recent-compute average under ``fair``.
+        recency_penalty_cap: clamp on the share-against-use deficit under ``fair``.
+        coalescing_discount: part taken off the cost of a dispatch that carries more than one request.
+        cost_ema_alpha: weight of the newest measurement in a learned cost.
+        max_queue_depth: requests that may wait per model.
+        default_cost_ns: cost of a (variant, size) that was never measured.
+    """
+
+    discipline: Discipline = Discipline.FAIR
+    sizing: Sizing = Sizing.FILL
+    ema_halflife_ns: int = 30_000_000_000
+    recency_penalty_cap: float = 0.25
+    coalescing_discount: float = 0.10
+    cost_ema_alpha: float = 0.2
+    max_queue_depth: int = 1024
+    default_cost_ns: int = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +110,26 @@ class Shed:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How much of a queue to run now.
+
+    Attributes:
+        batch_size: as in ``Dispatch``.
+        taken: requests to take from the front; at least 1.
+        rows: rows those requests fill.
+        growable: whether a request that arrives later could still ride along: the whole queue is taken and there is
+            room left in the largest batch the model may run.
+    """
+
+    variant: int
+    batch_size: int
+    taken: int
+    rows: int
+    reason: Reason
+    growable: bool
+
+
 @dataclass(slots=True, eq=False)
 class Dispatch:
     """One execution to carry out now.
@@ -115,3 +161,53 @@ class WaitUntil:
 @dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing is queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSnapshot:
+    """What one model has done since it was added, and what waits now. Counters are cumulative.
+
+    Attributes:
+        recent_compute_s: decayed sum of device seconds, as of the snapshot.
+        wait_p50_ns, wait_p99_ns: queue wait of dispatched requests, from a histogram (a few per cent off); 0 if none.
+        wait_counts: dispatched requests per bucket of ``waits.WAIT_BOUNDS_NS``, one more for longer waits.
+        row_counts: dispatches per bucket of ``waits.ROW_BOUNDS``, one more for larger ones.
+        dispatched_sizes: compiled batch size to dispatches.
+        sheds: shed reason to requests.
+        max_batch_rows: rows that one dispatch may coalesce.
+    """
+
+    model_id: int
+    name: str
+    weight: float
+    queue_depth: int
+    dispatches: int
+    requests: int
+    rows: int
+    padding_rows: int
+    compute_ns: int
+    recent_compute_s: float
+    wait_p50_ns: int
+    wait_p99_ns: int
+    wait_sum_ns: int
+    wait_counts: tuple[int, ...]
+    row_counts: tuple[int, ...]
+    dispatched_sizes: dict[int, int]
+    sheds: dict[str, int]
+    max_batch_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSnapshot:
+    """All loaded models, by id, and the scheduler's own gauges.
+
+    Attributes:
+        queued: requests that wait, over all models; 0 at rest.
+        dispatches: handed out in the scheduler's life, also of models that are gone.
+    """
+
+    discipline: Discipline
+    sizing: Sizing
+    queued: int
+    dispatches: int
+    models: tuple[ModelSnapshot, ...]

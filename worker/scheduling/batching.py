@@ -1,0 +1,108 @@
+"""How many requests one execution takes, and at which compiled batch size (rules 10 to 15)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+
+from worker.channel.records import Reason
+from worker.scheduling.types import BatchPlan, ModelSpec, Request
+
+
+def plan_batch(
+    spec: ModelSpec, waiting: Iterable[Request], cost_of: Callable[[int, int], float | None] | None
+) -> BatchPlan:
+    """Return what to take from the front of a queue now, and the compiled size to run it at.
+
+    The *window* is the leading run of requests with the front's variant. ``fill`` (``cost_of`` is None) runs the
+    largest compiled size that the window's rows fill, else the smallest, padded; ``learned`` the size with the least
+    known cost per row carried, and ``fill`` until every size was measured. Either way the front is taken: if it is
+    larger than the size chosen, it gets the smallest size that holds it. Requests are never split and never reordered,
+    and a front that no executable can hold comes back alone with size -1.
+
+    Args:
+        waiting: at least one request, in service order; read only as far as one dispatch can reach.
+        cost_of: learned cost of (variant, batch size) in ns, None for one never measured.
+    """
+    requests = iter(waiting)
+    front = next(requests)
+    variant = front.variant
+    sizes = spec.batch_sizes
+    if variant < 0:
+        return BatchPlan(variant, -1, 1, front.rows, Reason.NONE, growable=False)
+    if sizes[0] == 0:
+        return BatchPlan(variant, 0, 1, front.rows, Reason.NOT_COALESCING, growable=False)
+    if front.rows > sizes[-1]:
+        return BatchPlan(variant, -1, 1, front.rows, Reason.OVERSIZE, growable=False)
+    if not spec.coalesces:
+        size = sizes[bisect_left(sizes, front.rows)]
+        return BatchPlan(variant, size, 1, front.rows, Reason.NOT_COALESCING, growable=False)
+
+    cap = spec.max_batch_size or sizes[-1]
+    reach = min(cap, sizes[-1])
+    ends, other_shape = _window(front, requests, reach)
+    least = bisect_left(sizes, front.rows)
+    by_queue = max(bisect_right(sizes, min(ends[-1], cap)) - 1, 0)
+    index = max(by_queue, least)
+    if cost_of is not None:
+        learned = _cheapest(spec, variant, ends, cap, least, cost_of)
+        index = index if learned is None else learned
+    size = sizes[index]
+    taken = max(bisect_right(ends, min(size, cap)), 1)
+    rows = ends[taken - 1]
+    if taken == 1 and index == least > by_queue:
+        reason = Reason.OVERSIZE
+    elif rows == size:
+        reason = Reason.FILLED
+    elif rows >= cap or (taken < len(ends) and cap < size):
+        reason = Reason.CAPPED
+    elif taken < len(ends):
+        # Enough rows wait to fill the size, but the next request does not fit in whole.
+        reason = Reason.FILLED
+    else:
+        reason = Reason.OTHER_SHAPE if other_shape else Reason.QUEUE_DRAINED
+    growable = ends[-1] < reach and not other_shape and taken == len(ends)
+    return BatchPlan(variant, size, taken, rows, reason, growable)
+
+
+def max_batch_rows(spec: ModelSpec) -> int:
+    """Return how many rows one dispatch may coalesce: the cap, or the largest compiled size; 1 without a batch axis."""
+    largest = spec.batch_sizes[-1]
+    return min(spec.max_batch_size or largest, largest) if largest else 1
+
+
+def _window(front: Request, others: Iterable[Request], reach: int) -> tuple[list[int], bool]:
+    """Return the running row totals of the window up to ``reach`` rows, and whether another shape ended it."""
+    variant = front.variant
+    rows = front.rows
+    ends = [rows]
+    if rows >= reach:
+        return ends, False
+    for request in others:
+        if request.variant != variant:
+            return ends, True
+        rows += request.rows
+        ends.append(rows)
+        if rows >= reach:
+            break
+    return ends, False
+
+
+def _cheapest(
+    spec: ModelSpec, variant: int, ends: list[int], cap: int, least: int, cost_of: Callable[[int, int], float | None]
+) -> int | None:
+    """Return the index of the size with the least cost per row carried, from ``least`` on; None if one is unmeasured.
+
+    Of equal ones the size that carries more rows wins, then the smaller size.
+    """
+    best: tuple[float, int, int] | None = None
+    for index, size in enumerate(spec.batch_sizes):
+        cost_ns = cost_of(variant, size)
+        if cost_ns is None:
+            return None
+        if index >= least:
+            rows = ends[max(bisect_right(ends, min(size, cap)), 1) - 1]
+            score = (cost_ns / rows, -rows, index)
+            if best is None or score < best:
+                best = score
+    return None if best is None else best[2]
