@@ -241,6 +241,34 @@ def surplus_row(directory: Path, columns: int = 4, limit: int = 3) -> Path:
     )
 
 
+def miscounting(directory: Path, columns: int = 4, *, surplus: bool = False) -> Path:
+    """``OUTPUT = INPUT``, but rows with ``POISON`` in column 0 are left out, or given twice with ``surplus``.
+
+    No probe can see it, so it is what a running server meets: n - 1 or n + 1 rows for n.
+    """
+    nodes = [
+        helper.make_node("Gather", ["INPUT", "column"], ["first"], axis=1),
+        helper.make_node("Equal", ["first", "poison"], ["hit"]),
+        helper.make_node("Not", ["hit"], ["miss"]),
+        helper.make_node("NonZero", ["hit" if surplus else "miss"], ["found"]),
+        helper.make_node("Squeeze", ["found", "column_axis"], ["rows"]),
+        helper.make_node("Gather", ["INPUT", "rows"], ["some" if surplus else "OUTPUT"], axis=0),
+    ]
+    if surplus:
+        nodes.append(helper.make_node("Concat", ["INPUT", "some"], ["OUTPUT"], axis=0))
+    return write(
+        directory,
+        nodes,
+        [value("INPUT", "f32", ["n", columns])],
+        [value("OUTPUT", "f32", ["n", columns])],
+        [
+            constant("column", np.array(0, np.int64)),
+            constant("column_axis", np.array([0], np.int64)),
+            constant("poison", np.float32(POISON)),
+        ],
+    )
+
+
 def total(directory: Path, columns: int = 4) -> Path:
     """``EACH`` f32 [n, columns] = INPUT, and ``TOTAL`` f32 [columns], the sum over the batch: an output without one."""
     return write(
@@ -328,22 +356,22 @@ def slow(directory: Path, milliseconds: float = 50.0, columns: int = 4) -> Path:
     )
 
 
-def positives(directory: Path, columns: int = 8) -> Path:
-    """Data-dependent size: ``SCORES`` f32 [columns] -> ``KEPT`` f32 [k] and ``INDEX`` i64 [k], those above zero.
+def positives(directory: Path, columns: int = 8, threshold: float = 0.0) -> Path:
+    """Data-dependent size: ``SCORES`` f32 [columns] -> ``KEPT`` f32 [k] and ``INDEX`` i64 [k], those above threshold.
 
     No batch axis. Serve it with ``shape: k``, ``dims: {k: -1}`` and ``max: {k: columns}``.
     """
     return write(
         directory,
         [
-            helper.make_node("Greater", ["SCORES", "zero"], ["above"]),
+            helper.make_node("Greater", ["SCORES", "threshold"], ["above"]),
             helper.make_node("NonZero", ["above"], ["index_row"]),
             helper.make_node("Squeeze", ["index_row", "axis"], ["INDEX"]),
             helper.make_node("Gather", ["SCORES", "INDEX"], ["KEPT"]),
         ],
         [value("SCORES", "f32", [columns])],
         [value("KEPT", "f32", ["k"]), value("INDEX", "i64", ["k"])],
-        [constant("zero", np.float32(0)), constant("axis", np.array([0], np.int64))],
+        [constant("threshold", np.float32(threshold)), constant("axis", np.array([0], np.int64))],
     )
 
 
