@@ -6,9 +6,18 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
+
+
+class Session(Protocol):
+    """What is used of an ONNX Runtime session."""
+
+    def run(self, names: list[str] | None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]: ...
+
+    def get_outputs(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,7 @@ class DirectBundle:
     directory: Path
     hooks: ModuleType | None
     state: object
-    session: onnxruntime.InferenceSession
+    session: Session
 
     def infer(self, inputs: dict[str, np.ndarray], pad_to: int = 0) -> dict[str, np.ndarray]:
         """Return the client outputs for client inputs, run among enough rows of zeros to make ``pad_to`` rows."""
