@@ -2,12 +2,14 @@
 
 Differences from a plain safe loader, each because a manifest is written by hand and read by several tools:
 duplicate keys are mistakes (the last one would win silently); only ``true``/``false`` are booleans, so that the axis
-letters ``no`` and ``on`` stay letters; no sexagesimal numbers, dates, tags, aliases or merge keys.
+letters ``no`` and ``on`` stay letters; no sexagesimal numbers, dates, tags or merge keys. Anchors and aliases are read,
+since tools that write YAML make them for equal parts.
 """
 
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any, ClassVar, Final
 
 import yaml
@@ -16,6 +18,11 @@ from engines.bundle.manifest import MAX_MANIFEST_BYTES, Problem
 
 MAX_SHOWN_CHARS: Final = 80
 """Longest piece of a file that a message repeats."""
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxlist = 20
+_SHORT.maxlevel = 3
+_SHORT.maxstring = MAX_SHOWN_CHARS
 
 
 def read_document(raw: bytes, file: str) -> tuple[Any, list[Problem]]:
@@ -59,13 +66,14 @@ def shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value) if isinstance(value, (str, list)) else str(value)
+    # Not repr alone: aliases can make a short file a list of astronomical length.
+    text = _SHORT.repr(value) if isinstance(value, list) else repr(value) if isinstance(value, str) else str(value)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that records repeated keys, and refuses aliases and tags."""
+    """A safe loader that records repeated keys, and refuses tags."""
 
     # The stubs declare it per instance; the loader reads and extends it per class.
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}  # type: ignore[misc]
@@ -76,15 +84,14 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it bare
-        if isinstance(event, yaml.events.AliasEvent):
-            raise _refused(event, "an alias (*name), which manifests do not use")
         if getattr(event, "tag", None) is not None:
             # Tagged text reaches constructors that fail in ways of their own, and no manifest value needs a tag.
-            raise _refused(event, "a tag (!name), which manifests do not use")
+            what = "a tag (!name), which manifests do not use"
+            raise yaml.composer.ComposerError(None, None, what, event.start_mark)
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Leave merge keys alone: without aliases they have nothing to merge."""
+        """Leave merge keys alone: ``<<`` is then an unknown key like any other."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         # Always deep: a shallow list or mapping is filled later, and a key must be complete to be compared.
@@ -109,10 +116,6 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
     [*"-+0123456789."],
 )
-
-
-def _refused(event: Any, what: str) -> yaml.composer.ComposerError:
-    return yaml.composer.ComposerError(None, None, what, event.start_mark)
 
 
 def _where(error: yaml.YAMLError) -> str:

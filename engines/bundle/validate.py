@@ -224,11 +224,11 @@ def _input_shapes(
     first: dict[tuple[int, ...], int] = {}
     for index, entry in enumerate(shapes):
         here = f"{key}[{index}]"
-        if not isinstance(entry, list) or not all(is_integer(size) and 1 <= size <= MAX_AXIS_SIZE for size in entry):
-            notes.add(here, f"a list of sizes from 1 to {MAX_AXIS_SIZE}", shown(entry), f"write {example}")
-        elif axes and len(entry) != len(axes):
+        if axes and isinstance(entry, list) and len(entry) != len(axes):
             count = f"{len(axes)} {'size' if len(axes) == 1 else 'sizes'} ({order})"
             notes.add(here, count, f"{len(entry)}: {shown(entry)}", "write one size per variable axis, in this order")
+        elif not isinstance(entry, list) or not all(is_integer(size) and 1 <= size <= MAX_AXIS_SIZE for size in entry):
+            notes.add(here, f"a list of sizes from 1 to {MAX_AXIS_SIZE}", shown(entry), f"write {example}")
         elif first.setdefault(tuple(entry), index) != index:
             notes.add(here, "every entry once", f"{entry}, also at {key}[{first[tuple(entry)]}]", "remove one of them")
     return tuple(first)

@@ -137,7 +137,7 @@ def _execute(module: ModuleType, model_py: Path, where: str) -> None:
 
 def _load(load: Callable[..., Any], bundle_path: Path, where: str) -> Any:
     home = getattr(load, "__module__", None)
-    # "from json import load" is a slip, a load imported from the user's own package is not; only failing tells them apart.
+    # "from json import load" is a slip, a load from the user's own package is not; only failing tells them apart.
     imported = isinstance(home, str) and home in sys.modules and not home.startswith(_PREFIX)
     origin = (
         f" (imported from {home}; if it is not meant as the hook, import it under another name)" if imported else ""
