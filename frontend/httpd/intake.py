@@ -1,0 +1,351 @@
+"""Turns the bytes of one connection into exchanges: parsing, limits, request bodies.
+
+llhttp (httptools) parses and refuses what could be read in two ways: both Content-Length and
+Transfer-Encoding, repeated or odd lengths, folded headers, bare line feeds. Here are the limits it does not
+know. Bytes are parsed in slices, so that a flood of tiny pipelined requests cannot be parsed far ahead of the answers.
+The body of a known length does not go through the parser: it would copy it once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import httptools
+
+from frontend.httpd.answers import AnswerQueue
+from frontend.httpd.body import BodyBuffer, BodySink
+from frontend.httpd.exchange import Exchange
+from frontend.httpd.state import ServerState
+
+log = logging.getLogger(__name__)
+
+SLICE_BYTES = 8 * 1024
+MAX_HEADERS = 128
+CHARGE_BYTES = 64 * 1024
+"""Bodies up to this size are not counted against the server's body budget."""
+FRAMING_PER_BODY_BYTE = 16
+"""Chunk sizes, extensions and trailers may be this many times the body (one-byte chunks need 5)."""
+
+
+class Owner(Protocol):
+    """What an intake needs of its connection."""
+
+    def full(self) -> bool: ...
+    def completed(self, exchange: Exchange) -> None: ...
+    def refuse(self, exchange: Exchange | None, status: int, message: str) -> None: ...
+
+
+class _Stop(Exception):
+    """Leaves the parser; nothing more of this connection is read."""
+
+
+class Intake:
+    """The receiving half of a connection.
+
+    Attributes:
+        stopped: no further request is read from this connection.
+        mid_message: a request has begun and is not complete.
+        messages: requests begun.
+        excess: bytes arrived that will never be read.
+    """
+
+    __slots__ = (
+        "_answers", "_buffer", "_chunked", "_exchange", "_framing_bytes", "_header_bytes", "_headers", "_left",
+        "_owner", "_parser", "_raw", "_sink", "_state", "_url", "excess", "messages", "mid_message", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, state: ServerState, answers: AnswerQueue, owner: Owner) -> None:
+        self._state = state
+        self._answers = answers
+        self._owner = owner
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[bytes, bytes] | None = None
+        self._header_bytes = 0
+        self._framing_bytes = 0
+        self._exchange: Exchange | None = None
+        self._sink: BodySink | None = None
+        self._buffer: BodyBuffer | None = None
+        self._chunked = False
+        self._left = 0
+        self._raw = False
+        self.stopped = False
+        self.mid_message = False
+        self.messages = 0
+        self.excess = False
+
+    def feed(self, data: bytes | memoryview) -> int:
+        """Parse until the end, a stop, or until the owner is full; return how many bytes were used."""
+        size = len(data)
+        position = 0
+        while position < size:
+            if self.stopped:
+                self.excess = True
+                return size
+            if not self.mid_message and self._owner.full():
+                return position
+            if self._raw:
+                piece = memoryview(data)[position : position + self._left]
+                position += len(piece)
+                self._feed_raw(piece)
+            elif position == 0 and size <= SLICE_BYTES:
+                position = self._parse(data)
+            else:
+                position += self._parse(memoryview(data)[position : position + SLICE_BYTES])
+        return position
+
+    def stop(self) -> None:
+        """Read nothing more and release what an unfinished request holds; idempotent."""
+        self.stopped = True
+        sink, self._sink = self._sink, None
+        self._buffer = None
+        if sink is not None:
+            try:
+                sink.abort()
+            except Exception:
+                log.exception("http.sink_failed")
+
+    def give_up(self, status: int, message: str) -> None:
+        """Refuse the request that is being read."""
+        self._refuse(status, message)
+
+    def reading(self) -> Exchange | None:
+        """Return the request whose body is being read."""
+        return self._exchange
+
+    def _parse(self, piece: bytes | memoryview) -> int:
+        in_headers = self._headers is not None
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Not offered, so answered as if not asked for (RFC 9110, 7.8). llhttp has taken the request to be without a
+            # body; on_headers_complete knows better. The parser's state is of no use any more.
+            self._parser = httptools.HttpRequestParser(self)
+            return int(upgrade.args[0])
+        except httptools.HttpParserCallbackError:
+            if not self.stopped:
+                log.exception("http.parser_callback_failed")
+                self._refuse(500, "internal error")
+            return len(piece)
+        except httptools.HttpParserError as error:
+            if self.stopped:
+                self.excess = True
+            else:
+                self._refuse(400, f"malformed HTTP request: {error}")
+            return len(piece)
+        if self._left > 0 and not self._raw and self._exchange is not None:
+            self._raw = True
+            self._parser = httptools.HttpRequestParser(self)
+        elif in_headers and self._headers is not None:
+            # httptools hands over whole headers only; this bounds what it collects for one endless header.
+            self._header_bytes += len(piece)
+            if self._header_bytes > self._state.limits.max_header_bytes + 2 * SLICE_BYTES:
+                self._refuse_headers()
+        elif self._chunked and self._exchange is not None:
+            self._framing_bytes += len(piece)
+            self._check_framing()
+        return len(piece)
+
+    def _check_framing(self) -> None:
+        buffer_bytes = self._buffer.received if self._buffer is not None else 0
+        allowed = FRAMING_PER_BODY_BYTE * buffer_bytes + self._state.limits.max_header_bytes
+        if self._sink is None and self._framing_bytes > allowed + buffer_bytes + SLICE_BYTES:
+            self._refuse(400, "malformed HTTP request: more chunk framing than body")
+
+    def _feed_raw(self, piece: memoryview) -> None:
+        try:
+            self.on_body(piece)
+        except _Stop:
+            return
+        if self._left == 0:
+            self._raw = False
+            self.on_message_complete()
+
+    # Parser callbacks; httptools calls them from within feed_data
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = {}
+        self._header_bytes = 0
+        self.mid_message = True
+        self.messages += 1
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self._headers
+        if headers is None:
+            return  # a trailer; nothing here needs any
+        name = name.lower()
+        if name in headers:
+            if name == b"host":
+                self._refuse(400, "malformed HTTP request: more than one Host header")
+                raise _Stop
+            value = headers[name] + (b"; " if name == b"cookie" else b", ") + value
+        elif len(headers) >= MAX_HEADERS:
+            self._refuse(431, f"more than {MAX_HEADERS} headers")
+            raise _Stop
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        arrival_ns = self._state.clock()
+        headers, self._headers = self._headers, None
+        assert headers is not None
+        parser = self._parser
+        version = parser.get_http_version()
+        exchange = Exchange(
+            self._answers,
+            parser.get_method().decode("latin-1"),
+            self._url,
+            headers,
+            arrival_ns,
+            http10=version == "1.0",
+            keep_alive=parser.should_keep_alive(),
+        )
+        self._exchange = exchange
+        self._answers.add(exchange)
+        length = headers.get(b"content-length")
+        encoding = headers.get(b"transfer-encoding")
+        self._left = 0 if length is None else int(length)
+        self._chunked = encoding is not None
+        self._framing_bytes = 0
+        if (fault := _fault(exchange, version, encoding, self._state.limits.max_header_bytes)) is not None:
+            self._refuse(*fault)
+            raise _Stop
+        if self._chunked and parser.should_upgrade():
+            self._refuse(501, "an upgrade with a chunked body is not supported")
+            raise _Stop
+        if self._left or self._chunked:
+            self._begin_body(exchange)
+        if parser.should_upgrade() and self._left:
+            self._raw = True
+
+    def _begin_body(self, exchange: Exchange) -> None:
+        self._sink = self._state.app.begin(exchange)
+        if exchange.answered:
+            self.stop()
+            raise _Stop
+        if not self._chunked:
+            self._check_size(self._left)
+            if self._sink is None:
+                self._charge(exchange, self._left)
+        if self._sink is None:
+            self._buffer = BodyBuffer(-1 if self._chunked else self._left)
+        if b"expect" in exchange.headers and not exchange.http10:
+            self._answers.invite(exchange)
+
+    def on_body(self, chunk: bytes | memoryview) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        if not self._chunked:
+            self._left -= len(chunk)
+        sink = self._sink
+        if sink is None:
+            buffer = self._buffer
+            assert buffer is not None
+            if self._chunked:
+                size = buffer.received + len(chunk)
+                self._check_size(size)
+                if size > exchange.charged_bytes + CHARGE_BYTES:
+                    self._charge(exchange, size + CHARGE_BYTES - exchange.charged_bytes)
+            buffer.write(chunk)
+            return
+        if self._chunked:
+            self._framing_bytes += len(chunk)
+            self._check_size(self._framing_bytes)
+        try:
+            sink.write(chunk)
+        except Exception:
+            log.exception("http.sink_failed")
+            self._refuse(500, "internal error")
+        if exchange.answered:
+            self.stop()
+            raise _Stop
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if self._raw or exchange is None:
+            return  # an upgrade request whose body is still to come
+        self._exchange = None
+        self.mid_message = False
+        self._chunked = False
+        sink, self._sink = self._sink, None
+        buffer, self._buffer = self._buffer, None
+        if sink is not None:
+            if not self._close_sink(sink, exchange):
+                return
+        elif buffer is not None:
+            exchange.body = buffer.take()
+        exchange.complete = True
+        if not exchange.keep_alive:
+            self.stopped = True
+        self._owner.completed(exchange)
+
+    def _close_sink(self, sink: BodySink, exchange: Exchange) -> bool:
+        try:
+            sink.close()
+        except Exception:
+            log.exception("http.sink_failed")
+            self.stop()
+            self._owner.refuse(exchange, 500, "internal error")
+            return False
+        return True
+
+    def _check_size(self, size: int) -> None:
+        sink = self._sink
+        allowed, name = (
+            (self._state.limits.max_request_bytes, "max_request_bytes")
+            if sink is None
+            else (sink.max_bytes, sink.limit_name)
+        )
+        if size > allowed:
+            what = "at least" if self._chunked else "of"
+            self._refuse(413, f"request body {what} {size} bytes exceeds {name} = {allowed} bytes")
+            raise _Stop
+
+    def _charge(self, exchange: Exchange, size: int) -> None:
+        state = self._state
+        if size <= CHARGE_BYTES and not self._chunked:
+            return
+        if state.buffered_bytes + size > state.body_budget_bytes:
+            self._refuse(
+                503, f"request bodies in memory reached their limit of {state.body_budget_bytes} bytes; retry later"
+            )
+            raise _Stop
+        state.buffered_bytes += size
+        exchange.charged_bytes += size
+
+    def _refuse_headers(self) -> None:
+        limit = self._state.limits.max_header_bytes
+        self._refuse(431, f"request line and headers exceed max_header_bytes = {limit} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.stop()
+        exchange, self._exchange = self._exchange, None
+        self._owner.refuse(exchange, status, message)
+
+
+def _fault(exchange: Exchange, version: str, encoding: bytes | None, max_header_bytes: int) -> tuple[int, str] | None:
+    """Return status and message of what makes the headers of a request unacceptable."""
+    headers = exchange.headers
+    if version not in ("1.1", "1.0"):
+        return 505, f"HTTP version {version} is not supported"
+    if (
+        len(exchange.target) + sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
+        > max_header_bytes
+    ):
+        return 431, f"request line and headers exceed max_header_bytes = {max_header_bytes} bytes"
+    if version == "1.1" and b"host" not in headers:
+        return 400, "malformed HTTP request: no Host header"
+    if encoding is not None:
+        if version == "1.0":
+            return 400, "malformed HTTP request: Transfer-Encoding in HTTP/1.0"
+        if encoding.lower() != b"chunked":
+            return 501, "a Transfer-Encoding other than chunked is not supported"
+    if exchange.method == "CONNECT":
+        return 501, "CONNECT is not supported"
+    if (expect := headers.get(b"expect")) is not None and expect.lower() != b"100-continue":
+        return 417, "an expectation other than 100-continue is not supported"
+    return None
