@@ -10,9 +10,9 @@ Theory
     Neighbouring requests of one model are therefore contiguous per tensor: the worker gathers many of them with one
     indexed copy, or runs them in place.
 
-    That needs the batch axis in front. A model with a tensor whose batch axis is elsewhere, or missing, gets one block
-    per request (``shares_blocks`` is False), where the tensor lies whole: the batch axis is ``block_rows`` = ``rows``
-    long, wherever it stands.
+    That needs the batch axis in front and known sizes. A model with a tensor whose batch axis is elsewhere, or missing,
+    or whose output size depends on the data, gets one block per request (``shares_blocks`` is False), where the tensor
+    lies whole: the batch axis is ``block_rows`` = ``rows`` long, wherever it stands.
 
     An output whose size depends on the data is preceded by a line of 8 u64 words holding the shape of what was really
     written (axes beyond 8 are not supported); its room is sized by the limits.
@@ -75,8 +75,9 @@ class Signature:
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether several requests may live in one block: rows are contiguous in every tensor."""
-        return self.coalesces and all(spec.batch_axis == 0 for spec in self.inputs + self.outputs)
+        """Whether several requests may live in one block: rows are contiguous in every tensor, of a known size."""
+        dynamic = any(any(variant.dynamic_outputs) for variant in self.variants)
+        return self.coalesces and not dynamic and all(spec.batch_axis == 0 for spec in self.inputs + self.outputs)
 
     @property
     def max_rows(self) -> int:

@@ -28,7 +28,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         platform: what executes it, such as ``onnxruntime``.
         signature: None unless READY.
         hooks: ``thread`` or ``inline``.
-        has_model_py: whether the bundle has a ``model.py``.
+        model_py: path of the bundle's ``model.py``; empty without one.
         max_batch_size: effective cap on coalesced rows.
         task: manifest's ``task`` or empty.
     """
@@ -42,7 +42,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
     signature: Signature | None = None
     hooks: str = "thread"
-    has_model_py: bool = False
+    model_py: str = ""
     max_batch_size: int = 0
     task: str = ""
 
@@ -68,9 +68,14 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker -> frontend instead of Welcome; says why and with which numbers. The worker closes the socket after it."""
+    """Worker -> frontend instead of Welcome; says why and with which numbers. The worker closes the socket after it.
+
+    Attributes:
+        retryable: trying again later can succeed (the worker is draining, all channels are taken).
+    """
 
     reason: str
+    retryable: bool = False
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True, tag=True):

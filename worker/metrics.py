@@ -1,0 +1,159 @@
+"""What only execution can know (errors, copies, where time went), and everything the worker counts as series.
+
+Only the worker's loop writes here. Queue waits, batch sizes, rows and sheds are the scheduler's own counters; this file
+joins both into what operators scrape and into the statistics KServe clients ask for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from worker.channel.series import Series
+from worker.scheduling.types import ModelSnapshot
+from worker.scheduling.waits import ROW_BOUNDS, WAIT_BOUNDS_NS
+
+SHED_REASONS: Final = ("deadline", "laxity", "cancelled", "queue_full", "unloaded")
+_WAIT_BOUNDS_S: Final = tuple(bound / 1e9 for bound in WAIT_BOUNDS_NS)
+_ROW_BOUNDS: Final = tuple(float(bound) for bound in ROW_BOUNDS)
+
+
+@dataclass(slots=True)
+class Durations:
+    """Count and total of one KServe duration statistic."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+    def value(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+@dataclass(slots=True)
+class BatchDurations:
+    """Executions at one compiled size: how many, and where their time went."""
+
+    count: int = 0
+    copy_in_ns: int = 0
+    compute_ns: int = 0
+    copy_out_ns: int = 0
+
+
+@dataclass(slots=True)
+class ModelCounters:
+    """Cumulative counters of one model version, over the worker's life."""
+
+    name: str
+    version: str
+    success: Durations = field(default_factory=Durations)
+    fail: Durations = field(default_factory=Durations)
+    queue: Durations = field(default_factory=Durations)
+    copy_in: Durations = field(default_factory=Durations)
+    compute: Durations = field(default_factory=Durations)
+    copy_out: Durations = field(default_factory=Durations)
+    rows: int = 0
+    executions: int = 0
+    failed_executions: int = 0
+    last_inference_ms: int = 0
+    batches: dict[int, BatchDurations] = field(default_factory=dict)
+
+    def executed(self, batch_size: int, rows: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
+        """Count one successful execution."""
+        self.executions += 1
+        self.rows += rows
+        batch = self.batches.get(batch_size)
+        if batch is None:
+            batch = self.batches[batch_size] = BatchDurations()
+        batch.count += 1
+        batch.copy_in_ns += copy_in_ns
+        batch.compute_ns += compute_ns
+        batch.copy_out_ns += copy_out_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+
+    def answered(self, requests: int, queue_ns: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
+        """Count requests of one execution; each is charged the whole execution, as KServe statistics do.
+
+        ``queue_ns`` is the sum over the requests.
+        """
+        self.queue.add(queue_ns, requests)
+        self.copy_in.add(copy_in_ns * requests, requests)
+        self.compute.add(compute_ns * requests, requests)
+        self.copy_out.add(copy_out_ns * requests, requests)
+        self.success.add(queue_ns + (copy_in_ns + compute_ns + copy_out_ns) * requests, requests)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the KServe statistics object (protocols.md 1.9)."""
+        none = {"count": 0, "ns": 0}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.rows,
+            "execution_count": self.executions,
+            "inference_stats": {
+                "success": self.success.value(),
+                "fail": self.fail.value(),
+                "queue": self.queue.value(),
+                "compute_input": self.copy_in.value(),
+                "compute_infer": self.compute.value(),
+                "compute_output": self.copy_out.value(),
+                "cache_hit": none,
+                "cache_miss": none,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": {"count": batch.count, "ns": batch.copy_in_ns},
+                    "compute_infer": {"count": batch.count, "ns": batch.compute_ns},
+                    "compute_output": {"count": batch.count, "ns": batch.copy_out_ns},
+                }
+                for size, batch in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }
+
+
+def model_series(counters: ModelCounters, snapshot: ModelSnapshot, worker: str) -> Iterable[Series]:
+    """Yield every series of one model version; all exist from the start with 0 (MO-04)."""
+    labels = {"model": counters.name, "version": counters.version, "worker": worker, "gpu": ""}
+
+    def counter(name: str, help_text: str, value: float, **extra: str) -> Series:
+        return Series(name=name, kind="counter", help=help_text, labels=labels | extra, value=value)
+
+    def gauge(name: str, help_text: str, value: float) -> Series:
+        return Series(name=name, kind="gauge", help=help_text, labels=labels, value=value)
+
+    def histogram(
+        name: str, help_text: str, bounds: tuple[float, ...], counts: tuple[int, ...], total: float
+    ) -> Series:
+        return Series(
+            name=name, kind="histogram", help=help_text, labels=labels, bounds=bounds, counts=counts, sum=total
+        )
+
+    yield counter("worker_dispatch_total", "Executions carried out.", snapshot.dispatches)
+    yield counter("worker_failed_dispatch_total", "Executions that failed.", counters.failed_executions)
+    yield counter("worker_compute_seconds_total", "Device seconds of executions.", snapshot.compute_ns / 1e9)
+    yield counter("worker_requests_served_total", "Requests that an execution served.", snapshot.requests)
+    yield counter("worker_rows_served_total", "Rows executed, without padding.", snapshot.rows)
+    yield counter("worker_padding_rows_total", "Rows executed as padding.", snapshot.padding_rows)
+    for reason in SHED_REASONS:
+        shed = snapshot.sheds.get(reason, 0)
+        help_text = "Requests refused, dropped or withdrawn before execution."
+        yield counter("worker_requests_shed_total", help_text, shed, reason=reason)
+    yield gauge("worker_queue_depth", "Requests waiting in the model's queue.", snapshot.queue_depth)
+    yield gauge("worker_model_max_batch_size", "Most rows one execution may carry.", snapshot.max_batch_rows)
+    yield gauge("worker_model_weight", "Relative share of device time under fair.", snapshot.weight)
+    yield gauge("worker_model_recent_compute_seconds", "Decayed device seconds used.", snapshot.recent_compute_s)
+    yield histogram(
+        "worker_queue_wait_seconds", "Seconds from a request's arrival to the start of its execution.",
+        _WAIT_BOUNDS_S, snapshot.wait_counts, snapshot.wait_sum_ns / 1e9,
+    )  # fmt: skip
+    yield histogram(
+        "worker_batch_rows", "Rows per execution, without padding.", _ROW_BOUNDS, snapshot.row_counts, snapshot.rows
+    )
