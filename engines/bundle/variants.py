@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from engines.bundle.manifest import variable_axes
 from engines.bundle.signature import Signature
 from engines.tensor import TensorSpec
 
@@ -20,14 +21,14 @@ def match_variant(signature: Signature, shapes: Sequence[Sequence[int]]) -> int:
     compared, so a match proves the sizes of a request's inputs; whether the rows agree is checked elsewhere.
     """
     specs = signature.inputs
-    if len(shapes) != len(specs):
+    if [len(shape) for shape in shapes] != [len(spec.shape) for spec in specs]:
         return NO_VARIANT
-    for index, variant in enumerate(signature.variants):
-        if all(
-            _fits(shape, compiled, spec.batch_axis)
-            for shape, compiled, spec in zip(shapes, variant.inputs, specs, strict=True)
-        ):
-            return index
+    sizes = tuple(shapes[index][axis] for index, axis in variable_axes(specs))
+    for number, variant in enumerate(signature.variants):
+        if variant.sizes == sizes:
+            pairs = zip(shapes, variant.inputs, specs, strict=True)
+            fits = all(_fits(shape, compiled, spec.batch_axis) for shape, compiled, spec in pairs)
+            return number if fits else NO_VARIANT
     return NO_VARIANT
 
 
@@ -55,8 +56,6 @@ def compiled_text(signature: Signature, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _fits(shape: Sequence[int], compiled: Sequence[int], batch_axis: int | None) -> bool:
-    if len(shape) != len(compiled):
-        return False
     return all(shape[axis] == size or axis == batch_axis for axis, size in enumerate(compiled))
 
 
