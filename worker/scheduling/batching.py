@@ -61,8 +61,7 @@ def plan_batch(
         reason = Reason.FILLED
     else:
         reason = Reason.OTHER_SHAPE if other_shape else Reason.QUEUE_DRAINED
-    growable = ends[-1] < reach and not other_shape and taken == len(ends)
-    return BatchPlan(variant, size, taken, rows, reason, growable)
+    return BatchPlan(variant, size, taken, rows, reason, growable=ends[-1] < reach and not other_shape)
 
 
 def max_batch_rows(spec: ModelSpec) -> int:

@@ -118,8 +118,8 @@ class BatchPlan:
         batch_size: as in ``Dispatch``.
         taken: requests to take from the front; at least 1.
         rows: rows those requests fill.
-        growable: whether a request that arrives later could still ride along: the whole queue is taken and there is
-            room left in the largest batch the model may run.
+        growable: whether a request that arrives later could change the plan: all that waits has one shape and is less
+            than the largest batch the model may run.
     """
 
     variant: int
