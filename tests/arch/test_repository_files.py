@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from source_tree import ROOT
 
+from engines.bundle.validate import parse_manifest
+from engines.errors import Kind
+from frontend.kserve.status import STATUS
 from frontend.options import OPTIONS, Option
 
 FOLDERS = {"worker", "frontend", "engines", "tests", "bench", "scripts"}
@@ -103,3 +109,51 @@ def test_readme_names_scripts_that_exist() -> None:
     named = set(re.findall(r"scripts/([a-z_]+)", (ROOT / "README.md").read_text()))
     assert named
     assert {name for name in named if not (ROOT / "scripts" / name).exists()} == set()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.OK], ids=lambda kind: kind.name)
+def test_readme_tells_the_status_of_every_kind(kind: Kind) -> None:
+    status = STATUS[kind]
+    assert f"| `{kind.name}` | {status.http} | {status.grpc_name} |" in (ROOT / "README.md").read_text()
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_manifest_is_accepted() -> None:
+    manifests = [block for block in readme_blocks("yaml") if "executable_inputs" in block]
+    assert manifests
+    for block in manifests:
+        assert parse_manifest(block.encode(), "README.md", has_model_py=False).inputs
+
+
+def test_readme_node_file_is_accepted(tmp_path: Path) -> None:
+    (block,) = [block for block in readme_blocks("yaml") if "model_repo" in block]
+    (tmp_path / "models").mkdir()
+    (tmp_path / "node.yaml").write_text(block)
+    done = subprocess.run(
+        [sys.executable, "-m", "frontend.cli", "config", "--node", tmp_path / "node.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_shows_the_request_that_serve_sends() -> None:
+    source = (ROOT / "scripts" / "demo" / "first_request.py").read_text()
+    body = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_CONTENT"
+    )
+    shown_bodies = [json.loads(match) for match in re.findall(r"-d '(\{.*\})'", "".join(readme_blocks("sh")))]
+    assert [request["inputs"][0]["data"] for request in shown_bodies] == [[body]]
+
+
+def test_readme_python_can_be_parsed() -> None:
+    assert readme_blocks("python")
+    for block in readme_blocks("python"):
+        ast.parse(block)
