@@ -1,6 +1,6 @@
 """Whether a manifest and a model file speak of the same tensors; every difference with the place to mend it.
 
-Pure: an engine says what the file declares, this module compares. Dynamic axes of the file agree with any size the
+An engine says what the file declares, this module compares. Dynamic axes of the file agree with any size the
 manifest gives them.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engines.bundle.manifest import Manifest, variable_axes
 from engines.errors import NotReady
+from engines.onnx_file import NotOnnx, OnnxFacts, facts_of
 from engines.tensor import TensorSpec
 
 
@@ -40,6 +41,19 @@ def require_agreement(
     problems = differences(manifest, inputs, outputs)
     if problems:
         raise NotReady(f"{model_name(model_file)}: manifest and {model_file.name} disagree: " + "; ".join(problems))
+
+
+def require_facts(model_file: Path) -> OnnxFacts:
+    """Return what the model file holds.
+
+    Raises:
+        NotReady: it cannot be read or is no ONNX model.
+    """
+    try:
+        return facts_of(model_file)
+    except (OSError, NotOnnx) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise NotReady(f"{model_name(model_file)}: {model_file}: cannot be read as an ONNX model: {reason}") from error
 
 
 def model_name(model_file: Path) -> str:

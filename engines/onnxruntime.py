@@ -20,13 +20,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import _pybind_state as binding
 
-from engines.agreement import FileTensor, model_name, require_agreement
+from engines.agreement import FileTensor, model_name, require_agreement, require_facts
 from engines.base import Footprint, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.cpus import available_cpus, compute_threads
 from engines.errors import EngineFailed, NotReady
-from engines.onnx_file import NotOnnx, facts_of
 from engines.process_memory import release_freed, resident_bytes
 from engines.staging import HostSlot, Plan
 from engines.tensor import BY_NAME, NDArray
@@ -67,11 +66,7 @@ class OnnxRuntimeEngine:
 
     def open(self, manifest: Manifest, model_file: Path) -> OnnxRuntimeModel:
         name = model_name(model_file)
-        try:
-            weights_bytes = facts_of(model_file).weights_bytes
-        except (OSError, NotOnnx) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise NotReady(f"{name}: {model_file}: cannot be read as an ONNX model: {reason}") from error
+        weights_bytes = require_facts(model_file).weights_bytes
         resident_before = resident_bytes()
         try:
             session = onnxruntime.InferenceSession(str(model_file), self._options(), providers=["CPUExecutionProvider"])

@@ -5,7 +5,7 @@ A *plan* is the full shape of each tensor for one (variant, batch size); a slot 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -100,8 +100,6 @@ class HostSlot:
     outputs: list[NDArray]
     compute_ns: int = 0
     error: EngineFailed | None = None
-    results: list[NDArray] = field(default_factory=list)
-    """Outputs an engine computed into memory of its own, for ``finish`` to check and hand out."""
 
     @classmethod
     def for_plan(cls, plan: Plan) -> Self:

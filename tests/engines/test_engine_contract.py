@@ -8,10 +8,10 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import onnx_models
 import pytest
-from manifests import manifest
 
+import onnx_models
+from engines.array.engine import ArrayEngine
 from engines.base import Engine, Executable, Model
 from engines.bundle.manifest import Manifest
 from engines.errors import EngineFailed, NotReady
@@ -19,8 +19,12 @@ from engines.onnxruntime import OnnxRuntimeEngine
 from engines.probe import TOLERANCE, resolve
 from engines.process_memory import release_freed, resident_bytes
 from engines.tensor import BY_NAME, NDArray
+from manifests import manifest
 
-ENGINES: dict[str, Callable[[], Engine]] = {"onnxruntime": lambda: OnnxRuntimeEngine(threads=1)}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "onnxruntime": lambda: OnnxRuntimeEngine(threads=1),
+    "array": ArrayEngine,
+}
 
 ROWS = manifest(["INPUT f32 n 4"], ["OUTPUT f32 n 4"], (1, 3, 8))
 AFFINE = manifest(["INPUT f32 n 8"], ["OUTPUT f32 n 8"], (1, 8, 32))

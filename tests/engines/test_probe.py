@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx_models
 import pytest
-from manifests import manifest
 
+import onnx_models
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.errors import EngineFailed, NotReady
 from engines.onnxruntime import OnnxRuntimeEngine
 from engines.probe import Probe, probe
 from engines.tensor import NDArray
+from manifests import manifest
 
 ROWS = manifest(["INPUT f32 n 4"], ["OUTPUT f32 n 4"], (1, 3, 8))
 
