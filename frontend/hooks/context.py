@@ -28,4 +28,4 @@ class Context:
     request_id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     deadline_ns: int | None = None
-    state: Any = None
+    state: Any = field(default=None, repr=False)

@@ -12,7 +12,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +43,8 @@ class Hooks:
 
     model: str
     version: str
-    state: Any
+    # Not in the repr, which logs may hold: a tokenizer's runs to megabytes.
+    state: Any = field(repr=False)
     preprocess: Hook | None
     postprocess: Hook | None
     module_name: str

@@ -13,6 +13,8 @@ from onnx import helper
 import onnx_models
 from engines.bundle.manifest import ManifestError
 from engines.bundle.repository import (
+    MAX_BUNDLES,
+    MAX_VERSIONS,
     BrokenBundle,
     Bundle,
     Changes,
@@ -214,6 +216,16 @@ def test_empty_repository_has_no_bundles(tmp_path: Path) -> None:
 def test_one_bundle_can_be_scanned_alone(tmp_path: Path) -> None:
     model(tmp_path / "m")
     assert scan_bundle(tmp_path / "m") == scan(tmp_path)
+
+
+def test_too_many_versions_or_bundles_are_told_with_the_limit(tmp_path: Path) -> None:
+    for version in range(1, MAX_VERSIONS + 2):
+        (tmp_path / "m" / str(version)).mkdir(parents=True)
+    assert f"{MAX_VERSIONS + 1} version directories, the limit is {MAX_VERSIONS}" in broken(tmp_path)
+    for number in range(MAX_BUNDLES):
+        (tmp_path / f"b{number}").mkdir()
+    with pytest.raises(RepositoryError, match=f"{MAX_BUNDLES + 1} directories, the limit is {MAX_BUNDLES}"):
+        scan(tmp_path)
 
 
 def prints(root: Path) -> dict[tuple[str, str], object]:

@@ -12,6 +12,7 @@ import pytest
 from engines.bundle.signature import Signature, Variant
 from engines.errors import HookFailed
 from engines.tensor import TensorSpec
+from frontend.hooks.context import Context
 from frontend.hooks.load import MAX_SOURCE_BYTES, Hooks, load_hooks, require_hooks
 
 Load = Callable[[str], Hooks]
@@ -48,6 +49,12 @@ def test_load_runs_once_with_the_bundle_path(load: Load, tmp_path: Path) -> None
     assert hooks.state == (["cat", "dog"], [tmp_path])
     assert hooks.preprocess is None
     assert hooks.postprocess is not None
+
+
+def test_state_is_not_part_of_what_logs_show(load: Load) -> None:
+    hooks = load("def load(path):\n    return 'a very long vocabulary'\n")
+    assert "vocabulary" not in repr(hooks)
+    assert "vocabulary" not in repr(Context("m", "3", state=hooks.state))
 
 
 def test_definitions_that_look_up_their_own_module_work(load: Load) -> None:
