@@ -1,0 +1,254 @@
+"""One attachment of a frontend to a worker: rings, arena, doorbells and the requests in flight.
+
+It is never reused: when the worker is gone, everything in flight is failed and the next attach makes a new segment. A
+worker that only seems gone may still be writing into the old one, and arrays that callers still read stay valid.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final
+
+from engines.bundle.signature import Signature
+from engines.errors import ArenaFull, InvalidInput, Kind, NotReady, QueueFull, TooLarge, Unavailable
+from engines.tensor import NDArray
+from worker.channel.arena import Arena, Span
+from worker.channel.doorbell import Barrier, Bell, Sleeper, answer_doorbell
+from worker.channel.frames import FrameSocket
+from worker.channel.layout import LINE_BYTES
+from worker.channel.messages import ModelEntry
+from worker.channel.placement import OnReply, Placement, Reply, VariantPlan, reply_of
+from worker.channel.records import MASK_32, cancel_words, request_words
+from worker.channel.ring import Consumer, Producer, RingCorrupt
+from worker.channel.segment import Segment, WorkerPage
+
+log = logging.getLogger(__name__)
+
+MAX_PASSES: Final = 8
+"""Times the reply ring is drained before other callbacks of the loop get their turn."""
+
+
+class Attachment:
+    """The frontend's end; used by one thread. Owns the socket and both doorbells' descriptors.
+
+    Attributes:
+        memory: (arena_bytes,) uint8, the arena itself.
+        arena: who owns which of its bytes.
+        lost: no request can be submitted any more.
+        late_replies: answers that nobody waited for.
+    """
+
+    def __init__(
+        self,
+        frames: FrameSocket,
+        segment: Segment,
+        page: WorkerPage,
+        channel_id: int,
+        own_doorbell: int,
+        worker_doorbell: int,
+        barrier: Barrier,
+        max_in_flight: int,
+        first_request_id: int,
+    ) -> None:
+        self.frames = frames
+        self.own_doorbell = own_doorbell
+        self.memory: NDArray = segment.arena
+        self.arena = Arena(len(segment.arena))
+        self.lost = False
+        self.late_replies = 0
+        self.next_request_id = first_request_id
+        self.pending: dict[int, Placement] = {}
+        self._segment = segment
+        self._requests = Producer(segment.request_ring(page.request_tail(channel_id)))
+        self._replies = Consumer(segment.reply_ring())
+        self._sleeper = Sleeper(segment.frontend_sleeping, barrier)
+        self._worker_doorbell = worker_doorbell
+        self._bell = Bell(worker_doorbell, page.worker_sleeping, barrier)
+        self._max_in_flight = max_in_flight
+        # Placed or submitted, not answered: each may need two records, so this is what bounds the request ring.
+        self._admitted = 0
+        self._entries: dict[int, ModelEntry] = {}
+        self._plans: dict[tuple[int, int], VariantPlan] = {}
+
+    def start(self) -> None:
+        """Show the worker that this side sleeps until it is rung."""
+        self._sleeper.start()
+        self._sleeper.lie_down()
+
+    def set_models(self, models: list[ModelEntry]) -> None:
+        """Learn the model table; lanes of models that cannot be placed any more are dropped."""
+        self._entries = {entry.model_id: entry for entry in models if entry.signature is not None}
+        for key in [key for key in self._plans if key[0] not in self._entries]:
+            del self._plans[key]
+            self.arena.drop(key)
+
+    def place(self, entry: ModelEntry, variant: int, rows: int) -> Placement:
+        """See ``WorkerChannel.place``."""
+        plan = self._plans.get((entry.model_id, variant))
+        if plan is None or plan.entry is not entry:
+            plan = self._plan(entry, variant)
+        if self._admitted >= self._max_in_flight:
+            raise QueueFull(
+                f"{self._admitted} requests in flight, the limit global.channel.max_in_flight is {self._max_in_flight}"
+            )
+        try:
+            span = self.arena.allocate(plan.key, plan.layout, rows, plan.shares)
+        except ArenaFull:
+            # What could never fit is a limit reached, not a shortage that passes.
+            needed = max(plan.layout.block_bytes(rows if not plan.shares else max(rows, 1)), LINE_BYTES)
+            if needed > self.arena.arena_bytes:
+                raise TooLarge(
+                    f"{rows} rows of model '{entry.name}' need {needed} bytes, "
+                    f"the limit global.channel.arena_bytes is {self.arena.arena_bytes}"
+                ) from None
+            raise
+        self._admitted += 1
+        return Placement(self, plan, span)
+
+    def submit(self, placement: Placement, deadline_ns: int, arrival_ns: int, on_reply: OnReply, flags: int) -> int:
+        """See ``WorkerChannel.submit``."""
+        assert placement.request_id == 0, "a placement is submitted once"
+        if self.lost:
+            raise Unavailable("the worker this request was placed for is gone")
+        request_id = self.next_request_id
+        self.next_request_id = request_id + 1
+        span = placement.span
+        model_id, variant = placement.plan.key
+        self._requests.push(
+            request_words(
+                request_id,
+                model_id,
+                variant,
+                flags,
+                span.block_offset,
+                span.block_rows,
+                span.row_start,
+                span.rows,
+                deadline_ns,
+                arrival_ns,
+            )
+        )
+        placement.request_id = request_id
+        placement.in_flight = True
+        placement.on_reply = on_reply
+        self.pending[request_id] = placement
+        self._bell.ring_if_asleep()
+        return request_id
+
+    def cancel(self, request_id: int) -> bool:
+        """See ``WorkerChannel.cancel``."""
+        placement = self.pending.get(request_id)
+        if placement is None or placement.cancelled or self.lost:
+            return False
+        # Once per request: the ring has room for one cancel each.
+        placement.cancelled = True
+        self._requests.push(cancel_words(request_id))
+        self._bell.ring_if_asleep()
+        return True
+
+    def abandon(self, request_id: int) -> None:
+        """See ``WorkerChannel.abandon``."""
+        placement = self.pending.get(request_id)
+        if placement is not None:
+            placement.abandoned = True
+            placement.on_reply = None
+            self.cancel(request_id)
+
+    def give_back(self, placement: Placement, span: Span) -> None:
+        """Free a placement's rows; the placement calls it once."""
+        if placement.request_id == 0:
+            self._admitted -= 1
+        self.arena.free(span)
+
+    def drain(self) -> None:
+        """Hand every reply to its callback; called when the own doorbell rang.
+
+        Raises:
+            RingCorrupt: the worker stored a counter that it cannot have.
+        """
+        answer_doorbell(self.own_doorbell)
+        self._sleeper.get_up()
+        for _ in range(MAX_PASSES):
+            self._take_replies()
+            if self.lost:
+                return
+            self._sleeper.lie_down()
+            # The doorbell protocol's second look.
+            if not self._replies.waiting():
+                return
+            self._sleeper.get_up()
+        os.eventfd_write(self.own_doorbell, 1)
+
+    def fail_all(self, text: str) -> None:
+        """Hand out the replies that were published, then fail every other request; nothing can be submitted after."""
+        self.lost = True
+        try:
+            self._take_replies()
+        except RingCorrupt as error:
+            log.warning("channel.replies_lost reason=%r", str(error))
+        pending, self.pending = self.pending, {}
+        for placement in pending.values():
+            self._answer(placement, Reply(Kind.UNAVAILABLE, text))
+
+    def close(self) -> None:
+        """Give the descriptors back; the mapping goes when the last array that views it does."""
+        self.lost = True
+        self.frames.close()
+        os.close(self.own_doorbell)
+        os.close(self._worker_doorbell)
+
+    def _take_replies(self) -> None:
+        for words in self._replies.take().tolist():
+            placement = self.pending.pop(words[0], None)
+            if placement is None:
+                self.late_replies += 1
+                continue
+            text = self._text(words) if words[1] & 0xFF else ""
+            self._answer(placement, reply_of(words, text))
+
+    def _answer(self, placement: Placement, reply: Reply) -> None:
+        placement.in_flight = False
+        self._admitted -= 1
+        on_reply = placement.on_reply
+        if on_reply is None:
+            self.late_replies += 1
+            placement.release()
+            return
+        try:
+            on_reply(placement, reply)
+        except Exception:
+            # One caller's mistake must not cost the others their replies.
+            log.exception("channel.callback_failed request_id=%d", placement.request_id)
+            placement.release()
+
+    def _text(self, words: list[int]) -> str:
+        place = words[5]
+        text = self._segment.read_text(place & MASK_32, words[0], place >> 32) if place >> 32 else None
+        if text is None:
+            kind = reply_of(words, "").kind
+            return f"{kind.name.lower().replace('_', ' ')} (too many failures at once to keep each one's text)"
+        return text
+
+    def _plan(self, entry: ModelEntry, variant: int) -> VariantPlan:
+        """Return the plan for an entry that was not the last one used, if this worker still has that very model."""
+        known = self._entries.get(entry.model_id)
+        signature = entry.signature
+        if signature is None:
+            raise NotReady(f"model '{entry.name}' version {entry.version} is {entry.state}: {entry.reason}")
+        if known is None or not _same_model(known, entry, signature):
+            # Ids start again with every worker: an entry of the last one may name another model here.
+            raise NotReady(f"model '{entry.name}' version {entry.version} was unloaded or its worker restarted")
+        if not 0 <= variant < len(signature.variants):
+            raise InvalidInput(f"model '{entry.name}' has {len(signature.variants)} variants, got {variant}")
+        plan = self._plans.get((entry.model_id, variant))
+        if plan is None:
+            plan = self._plans[entry.model_id, variant] = VariantPlan(entry, signature, variant)
+        plan.entry = entry
+        return plan
+
+
+def _same_model(known: ModelEntry, entry: ModelEntry, signature: Signature) -> bool:
+    if known is entry:
+        return True
+    return (known.name, known.version) == (entry.name, entry.version) and known.signature == signature

@@ -1,0 +1,136 @@
+"""The worker's end of one channel: requests out of its ring, replies into the other."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from engines.errors import Kind
+from engines.tensor import NDArray
+from worker.channel.doorbell import Bell
+from worker.channel.layout import TEXT_SLOTS
+from worker.channel.records import FLAG_CANCEL, RECORD_WORDS, reply_words
+from worker.channel.ring import Consumer, Producer, Record, RingCorrupt, RingFull
+from worker.channel.segment import Segment
+
+_CANCEL_BIT: Final = np.uint64(FLAG_CANCEL << 48)
+
+
+class Channel:
+    """One attached frontend, as the worker's loop sees it; single-threaded.
+
+    Args:
+        read_up_to: the table's list of tails without unread records; the channel stores its own entry.
+
+    Attributes:
+        id: position in the worker's page; another channel gets it after ``release``.
+        name: what the frontend calls itself.
+        arena: (arena_bytes,) uint8, shared with the frontend; valid until ``release`` even after the frontend died.
+        in_flight: requests taken and not yet answered.
+        closed: the frontend is gone or was cut off; replies are dropped.
+    """
+
+    def __init__(
+        self,
+        channel_id: int,
+        name: str,
+        pid: int,
+        records: int,
+        segment: Segment,
+        requests: Consumer,
+        bell: Bell,
+        bell_fd: int,
+        read_up_to: list[int],
+        on_corrupt: Callable[[Channel, str], None],
+        on_release: Callable[[Channel], None],
+    ) -> None:
+        self.id = channel_id
+        self.name = name
+        self.pid = pid
+        self.arena: NDArray = segment.arena
+        self.in_flight = 0
+        self.closed = False
+        self.released = False
+        self._records = records
+        self._segment = segment
+        self._requests = requests
+        self._replies = Producer(segment.reply_ring())
+        self._bell = bell
+        self._bell_fd = bell_fd
+        self._read_up_to = read_up_to
+        self._on_corrupt = on_corrupt
+        self._on_release = on_release
+        self._buffered = array("Q")
+        self._next_text_slot = 0
+
+    def take(self) -> NDArray:
+        """Return every unread request and cancel record as an (n, 8) uint64 copy; n is 0 once the channel is closed.
+
+        A ring that no correct frontend can have written closes the channel instead of raising.
+        """
+        if self.closed:
+            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+        try:
+            records = self._requests.take()
+        except RingCorrupt as error:
+            self._on_corrupt(self, str(error))
+            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+        self._read_up_to[self.id] = self._requests.taken
+        cancels = int(np.count_nonzero(records[:, 1] & _CANCEL_BIT))
+        self.in_flight += len(records) - cancels
+        if self.in_flight > self._records:
+            self._on_corrupt(self, f"{self.in_flight} requests in flight, {self._records} were agreed")
+            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+        return records
+
+    def reply(self, words: Record) -> None:
+        """Buffer one reply record; ``flush`` sends it."""
+        self._buffered.extend(words)
+        self.in_flight -= 1
+
+    def reply_many(self, records: NDArray) -> None:
+        """Buffer (n, 8) uint64 reply records; ``flush`` sends them."""
+        self._buffered.frombytes(np.ascontiguousarray(records, dtype=np.uint64).tobytes())
+        self.in_flight -= len(records)
+
+    def fail(self, request_id: int, kind: Kind, text: str, **timings: int) -> None:
+        """Buffer a failure with its text; ``timings`` are further fields of ``reply_words``.
+
+        The last ``TEXT_SLOTS`` texts can be read; a frontend that comes too late for one tells the kind only.
+        """
+        slot = self._next_text_slot
+        self._next_text_slot = (slot + 1) % TEXT_SLOTS
+        stored_bytes = self._segment.write_text(slot, request_id, text.encode())
+        self.reply(reply_words(request_id, int(kind), text_slot=slot, text_bytes=stored_bytes, **timings))
+
+    def flush(self) -> None:
+        """Publish every buffered reply with one store and ring once if the frontend sleeps."""
+        buffered = self._buffered
+        if not buffered:
+            return
+        self._buffered = array("Q")
+        if self.closed:
+            return
+        try:
+            self._replies.publish(np.frombuffer(buffered, dtype=np.uint64).reshape(-1, RECORD_WORDS))
+        except (RingCorrupt, RingFull) as error:
+            self._on_corrupt(self, str(error))
+            return
+        self._bell.ring_if_asleep()
+
+    def close(self) -> None:
+        """Stop talking; the server calls it when the frontend is gone."""
+        self.closed = True
+
+    def release(self) -> None:
+        """Give mapping, doorbell and id back, once, when nothing of this channel runs any more."""
+        assert self.closed, "a channel that is still attached cannot be released"
+        assert not self.released, "the channel was released before"
+        self.released = True
+        os.close(self._bell_fd)
+        del self.arena, self._segment, self._requests, self._replies, self._bell
+        self._on_release(self)
