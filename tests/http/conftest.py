@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from http_double import Running, Told
 
 from frontend.httpd.exchange import Application
 from frontend.settings import EndpointSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kserve"))  # its double of Serving serves these tests too
 
 Serve = Callable[..., Running]
 

@@ -75,7 +75,7 @@ async def answers_to(pieces: list[bytes]) -> tuple[bytes, bool]:
         if transport.closed:
             break
         connection.data_received(piece)
-        while connection._backlog is not None and not transport.closed:
+        while connection._backlog is not None and not transport.closed:  # noqa: ASYNC110
             await asyncio.sleep(0)
     connection.connection_lost(None)
     assert state.counters.in_flight == 0

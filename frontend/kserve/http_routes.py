@@ -1,0 +1,303 @@
+"""KServe v2 over HTTP: an ``Application`` over a ``Serving``.
+
+The infer route runs without a task: decoded on arrival, answered by callback, withdrawn when the client goes. What it
+sends borrows the response's arrays until the bytes are with the kernel. Nothing is decided by Content-Type: real
+clients send none, or the wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from engines.errors import InvalidInput, NotFound, ServingError, Unavailable, Unsupported
+from frontend.httpd.body import BodySink
+from frontend.httpd.exchange import Exchange
+from frontend.httpd.wire import Headers, Part
+from frontend.inference import InferResponse
+from frontend.kserve import http_paths, metadata
+from frontend.kserve.body_codec import HEADER_LENGTH, decode_infer, encode_infer
+from frontend.kserve.compression import ACCEPTED, choose_encoding, compress, decompress
+from frontend.kserve.http_paths import Operation, Place
+from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
+from frontend.serving import Serving
+
+log = logging.getLogger(__name__)
+
+MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
+"""Largest ``x-request-timeout-ms``."""
+OFFLOAD_BYTES: Final = 64 * 1024
+"""Answers larger than this are compressed in a thread: zlib takes about 20 ms per MiB and lets go of the lock."""
+
+_JSON: Final = [(b"Content-Type", JSON_TYPE.encode())]
+_ACCEPTED: Final = [(b"Accept-Encoding", ACCEPTED.encode())]
+_NO_LIFECYCLE: Final = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class _IndexBody(msgspec.Struct):
+    ready: bool = False
+
+
+class KserveApp:
+    """Answers everything under /v2."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._limits = serving.limits
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handlers: dict[Operation, Callable[[Exchange, Place], None]] = {
+            Operation.SERVER_METADATA: self._server_metadata,
+            Operation.SERVER_LIVE: self._server_live,
+            Operation.SERVER_READY: self._server_ready,
+            Operation.MODEL_METADATA: self._model_metadata,
+            Operation.MODEL_READY: self._model_ready,
+            Operation.MODEL_CONFIG: self._model_config,
+            Operation.MODEL_STATISTICS: self._statistics,
+            Operation.ALL_STATISTICS: self._statistics,
+            Operation.INFER: self._infer,
+            Operation.GENERATE: self._not_offered,
+            Operation.INDEX: self._index,
+            Operation.NAMED_INDEX: self._named_index,
+            Operation.LOAD: self._no_lifecycle,
+            Operation.UNLOAD: self._no_lifecycle,
+            Operation.MEMORY_STATUS: self._memory_status,
+            Operation.MEMORY_REGISTER: self._memory_register,
+            Operation.MEMORY_UNREGISTER: self._memory_unregister,
+            Operation.TRACE: self._not_offered,
+            Operation.LOGGING: self._not_offered,
+        }
+
+    def begin(self, exchange: Exchange) -> BodySink | None:
+        """Bodies are collected in memory."""
+        return None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        place = http_paths.find(exchange.raw_path)
+        if place is None:
+            _reply(exchange, 404, _JSON, [error_body("Not Found")])
+            return
+        methods = http_paths.METHODS[place.operation]
+        if exchange.method not in methods:
+            allow = (b"Allow", ", ".join(methods).encode())
+            _reply(exchange, 405, [*_JSON, allow], [error_body("Method Not Allowed")])
+            return
+        try:
+            self._handlers[place.operation](exchange, place)
+        except ServingError as error:
+            _fail(exchange, error)
+
+    def error_body(self, exchange: Exchange, status: int, message: str) -> tuple[bytes, bytes]:
+        """Return the error in KServe's form, for what the server itself refuses."""
+        return JSON_TYPE.encode(), error_body(message)
+
+    # Inference
+
+    def _infer(self, exchange: Exchange, place: Place) -> None:
+        encoding = exchange.headers.get(b"content-encoding")
+        if encoding is None:
+            self._start(exchange, place, exchange.body)
+        else:
+            # A small body may inflate to the limit, which takes too long for the loop.
+            self._spawn(exchange, self._inflate(exchange, place, encoding.decode("latin-1")))
+
+    async def _inflate(self, exchange: Exchange, place: Place, encoding: str) -> None:
+        loop = asyncio.get_running_loop()
+        limit = self._limits.max_request_bytes
+        try:
+            body = await loop.run_in_executor(None, decompress, exchange.body, encoding, limit)
+        except Unsupported as error:
+            _fail(exchange, error, _ACCEPTED)
+            return
+        exchange.on_disconnect = None
+        self._start(exchange, place, body)
+
+    def _start(self, exchange: Exchange, place: Place, body: Part) -> None:
+        headers = exchange.headers
+        request = decode_infer(place.name, place.version, body, _header_length(headers), self._limits)
+        timeout_ms = headers.get(b"x-request-timeout-ms")
+        if timeout_ms is not None:
+            request.deadline_ns = exchange.arrival_ns + _timeout_ms(timeout_ms) * 1_000_000
+        call = self._serving.start(
+            request, exchange.arrival_ns, partial(self._finish, exchange, request.binary_default)
+        )
+        if not exchange.answered:
+            exchange.on_disconnect = call.cancel
+
+    def _finish(self, exchange: Exchange, binary_default: bool, outcome: InferResponse | ServingError) -> None:
+        """Take what became of a request; never raises, since nobody above could answer."""
+        exchange.on_disconnect = None
+        if isinstance(outcome, ServingError):
+            _fail(exchange, outcome)
+            return
+        try:
+            self._respond(exchange, binary_default, outcome)
+        except ServingError as error:
+            outcome.release()
+            _fail(exchange, error)
+        except Exception:
+            log.exception("http.answer_failed", extra={"model": outcome.model})
+            outcome.release()
+            if not exchange.answered:
+                _reply(exchange, 500, _JSON, [error_body("internal error")])
+
+    def _respond(self, exchange: Exchange, binary_default: bool, response: InferResponse) -> None:
+        content, parts = encode_infer(response, binary_default)
+        headers = [(name.encode(), value.encode()) for name, value in content]
+        accept = exchange.headers.get(b"accept-encoding")
+        encoding = "identity" if accept is None else choose_encoding(accept.decode("latin-1"))
+        if encoding == "identity":
+            _reply(exchange, 200, headers, parts, response.release)
+            return
+        headers.append((b"Content-Encoding", encoding.encode()))
+        pack = partial(compress, parts, encoding)
+        if sum(map(len, parts)) <= OFFLOAD_BYTES:
+            _reply(exchange, 200, headers, pack(), response.release)
+            return
+        packing = asyncio.get_running_loop().run_in_executor(None, pack)
+        packing.add_done_callback(partial(self._packed, exchange, headers, response))
+
+    def _packed(
+        self, exchange: Exchange, headers: Headers, response: InferResponse, packing: asyncio.Future[list[Part]]
+    ) -> None:
+        if packing.cancelled() or packing.exception() is not None:
+            log.error("http.compression_failed", extra={"model": response.model})
+            response.release()
+            _reply(exchange, 500, _JSON, [error_body("internal error")])
+        else:
+            _reply(exchange, 200, headers, packing.result(), response.release)
+
+    # What is told of server and models
+
+    def _server_metadata(self, exchange: Exchange, place: Place) -> None:
+        _json(exchange, metadata.server_metadata(self._limits))
+
+    def _server_live(self, exchange: Exchange, place: Place) -> None:
+        live = self._serving.live()
+        _json(exchange, {"live": live}, 200 if live else 503)
+
+    def _server_ready(self, exchange: Exchange, place: Place) -> None:
+        ready = self._serving.ready()
+        _json(exchange, {"ready": ready}, 200 if ready else 503)
+
+    def _model_metadata(self, exchange: Exchange, place: Place) -> None:
+        entry = self._serving.entry(place.name, place.version)
+        _json(exchange, metadata.model_metadata(entry, self._serving.versions(place.name)))
+
+    def _model_ready(self, exchange: Exchange, place: Place) -> None:
+        entry = self._serving.entry(place.name, place.version)
+        _json(exchange, {"name": entry.name, "ready": True})
+
+    def _model_config(self, exchange: Exchange, place: Place) -> None:
+        _json(exchange, metadata.model_config(self._serving.entry(place.name, place.version)))
+
+    def _statistics(self, exchange: Exchange, place: Place) -> None:
+        self._spawn(exchange, self._ask_statistics(exchange, place))
+
+    async def _ask_statistics(self, exchange: Exchange, place: Place) -> None:
+        statistics = await self._serving.statistics(place.name, place.version)
+        _json(exchange, metadata.statistics_document(statistics))
+
+    def _index(self, exchange: Exchange, place: Place) -> None:
+        asked = _IndexBody()
+        if len(exchange.body):
+            try:
+                asked = msgspec.json.decode(exchange.body, type=_IndexBody)
+            except (msgspec.DecodeError, UnicodeError) as error:
+                raise InvalidInput(f"failed to parse the request JSON buffer: {error}") from error
+        _json(exchange, metadata.repository_index(self._serving.entries(), asked.ready))
+
+    # Known parts of the protocol that are not offered
+
+    def _named_index(self, exchange: Exchange, place: Place) -> None:
+        raise Unsupported("'repository_name' specification is not supported")
+
+    def _no_lifecycle(self, exchange: Exchange, place: Place) -> None:
+        raise Unavailable(_NO_LIFECYCLE)
+
+    def _memory_status(self, exchange: Exchange, place: Place) -> None:
+        if place.name:
+            raise NotFound(f"Unable to find shared memory region: '{place.name}'")
+        _json(exchange, [])
+
+    def _memory_register(self, exchange: Exchange, place: Place) -> None:
+        raise Unsupported("client shared memory is not offered by this server")
+
+    def _memory_unregister(self, exchange: Exchange, place: Place) -> None:
+        # Nothing is registered, so all is unregistered; load generators ask for it before they start.
+        _reply(exchange, 200, [], [])
+
+    def _not_offered(self, exchange: Exchange, place: Place) -> None:
+        raise Unsupported(f"{place.operation.name.lower()} is not offered by this server")
+
+    # Inside
+
+    def _spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        exchange.on_disconnect = partial(_cancel, task)
+
+
+async def _guarded(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except ServingError as error:
+        _fail(exchange, error)
+    except Exception:
+        log.exception("http.handler_failed", extra={"path": exchange.path})
+        if not exchange.answered:
+            _reply(exchange, 500, _JSON, [error_body("internal error")])
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _json(exchange: Exchange, document: object, status: int = 200) -> None:
+    _reply(exchange, status, _JSON, [msgspec.json.encode(document)])
+
+
+def _fail(exchange: Exchange, error: ServingError, headers: Headers = ()) -> None:
+    status = status_of(error)
+    retry_after_s = status.retry_after_s or (RETRY_AFTER_S if status.http == 503 else None)
+    sent = [*_JSON, *headers]
+    if retry_after_s is not None:
+        sent.append((b"Retry-After", b"%d" % retry_after_s))
+    _reply(exchange, status.http, sent, [error_body(error)])
+
+
+def _reply(
+    exchange: Exchange,
+    status: int,
+    headers: Headers,
+    parts: list[Part],
+    on_sent: Callable[[], None] | None = None,
+) -> None:
+    request_id = exchange.headers.get(b"x-request-id")
+    if request_id is not None:
+        headers = [*headers, (b"X-Request-Id", request_id)]
+    exchange.respond(status, headers, parts, on_sent)
+
+
+def _header_length(headers: dict[bytes, bytes]) -> int | None:
+    value = headers.get(b"inference-header-content-length")
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise InvalidInput(f"{HEADER_LENGTH} is '{value[:80].decode('latin-1')}', expected a number of bytes")
+    return int(value)
+
+
+def _timeout_ms(value: bytes) -> int:
+    if value.isdigit() and len(value) <= 18 and 0 < (timeout_ms := int(value)) <= MAX_TIMEOUT_MS:
+        return timeout_ms
+    raise InvalidInput(
+        f"x-request-timeout-ms is '{value[:80].decode('latin-1')}', "
+        f"expected a whole number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
+    )
