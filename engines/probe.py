@@ -11,6 +11,7 @@ What is not checked: other values than a seeded draw, and sizes between those th
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -139,9 +140,15 @@ class _VariantProbe:
         """Compare batches with the same rows run alone."""
         rows = min(PROBE_ROWS, max_rows)
         batch = self._draw(rows)
-        alone = [self._run(self._take(batch, [row]), "small random values", 1) for row in range(rows)]
+        alone = [
+            self._run(take_rows(self._manifest.inputs, batch, [row]), "small random values", 1) for row in range(rows)
+        ]
         for size in sorted({rows, max_rows}):
-            together = self._run(self._take(batch, [row % rows for row in range(size)]), "small random values", size)
+            together = self._run(
+                take_rows(self._manifest.inputs, batch, [row % rows for row in range(size)]),
+                "small random values",
+                size,
+            )
             self._check_types(together)
             for index, spec in enumerate(self._manifest.outputs):
                 solo_shape, shape = alone[0][index].shape, together[index].shape
@@ -162,7 +169,7 @@ class _VariantProbe:
         second = self._run(changed, "small random values", rows)
         for spec, before, after in zip(self._manifest.outputs, first, second, strict=True):
             if spec.batch_axis is not None:
-                self._compare(spec, [_row(before, spec.batch_axis, 0)], _row(after, spec.batch_axis, 0), rows)
+                self._compare(spec, [np.take(before, [0], axis=spec.batch_axis)], after, rows)
 
     def _layout(self, rows: int) -> list[tuple[tuple[int, ...], np.dtype[np.generic]]]:
         return [
@@ -175,12 +182,6 @@ class _VariantProbe:
         return [
             seeded_input(spec, shape, random)
             for spec, (shape, _) in zip(self._manifest.inputs, self._layout(rows), strict=True)
-        ]
-
-    def _take(self, batch: list[NDArray], rows: list[int]) -> list[NDArray]:
-        return [
-            array if spec.batch_axis is None else np.ascontiguousarray(np.take(array, rows, axis=spec.batch_axis))
-            for spec, array in zip(self._manifest.inputs, batch, strict=True)
         ]
 
     def _run(self, inputs: list[NDArray], values: str, rows: int) -> list[NDArray]:
@@ -280,26 +281,40 @@ class _VariantProbe:
             )
 
     def _compare(self, spec: TensorSpec, alone: list[NDArray], together: NDArray, rows: int) -> None:
-        assert spec.batch_axis is not None
-        largest = allowed = 0.0
-        worst_row = 0
-        for row, reference in enumerate(alone):
-            got = _row(together, spec.batch_axis, row)
-            reference = _row(reference, spec.batch_axis, 0)
-            if got.shape != reference.shape:
-                # Sizes that depend on the data are padded to the longest row by some models.
-                continue
-            distance, tolerance = _distance(spec, reference, got)
-            if distance - tolerance > largest - allowed or row == 0:
-                largest, allowed, worst_row = distance, tolerance, row
-        self.differences.append(Difference(spec.name, largest, allowed))
-        if largest > allowed:
-            raise NotReady(
-                f"output '{spec.name}': row {worst_row} of a batch of {rows} differs from the same row with other "
-                f"neighbours by {largest:.6g}, allowed is {allowed:.3g} for {spec.dtype}{self._where}: the model mixes "
-                "rows or is wrong above one row, so requests cannot share a batch; serve it with "
-                "batching.compiled_batch_sizes: [1]"
-            )
+        for row, solo in enumerate(alone):
+            self.differences.append(compare_rows(spec, solo, together, row, rows, self._where))
+
+
+def take_rows(specs: Sequence[TensorSpec], arrays: Sequence[NDArray], rows: list[int]) -> list[NDArray]:
+    """Return inputs with only these rows, in this order; tensors without a batch axis as they are."""
+    return [
+        array if spec.batch_axis is None else np.ascontiguousarray(np.take(array, rows, axis=spec.batch_axis))
+        for spec, array in zip(specs, arrays, strict=True)
+    ]
+
+
+def compare_rows(
+    spec: TensorSpec, alone: NDArray, together: NDArray, row: int, batch_rows: int, where: str
+) -> Difference:
+    """Return how far row ``row`` of a batch is from its answer alone, given as a batch of one row.
+
+    Sizes that depend on the data are not compared: some models pad them to the longest row of a batch.
+
+    Raises:
+        NotReady: by more than the tolerance of the output's type.
+    """
+    assert spec.batch_axis is not None
+    got = np.take(together, [row], axis=spec.batch_axis)
+    if got.shape != alone.shape:
+        return Difference(spec.name, 0.0, 0.0)
+    distance, allowed = _distance(spec, alone, got)
+    if distance > allowed:
+        raise NotReady(
+            f"output '{spec.name}': row {row} of a batch of {batch_rows} differs from the same row with other "
+            f"neighbours by {distance:.6g}, allowed is {allowed:.3g} for {spec.dtype}{where}: the model mixes rows or "
+            "is wrong above one row, so requests cannot share a batch; serve it with batching.compiled_batch_sizes: [1]"
+        )
+    return Difference(spec.name, distance, allowed)
 
 
 def _input_shapes(manifest: Manifest, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -311,10 +326,6 @@ def _input_shapes(manifest: Manifest, sizes: tuple[int, ...]) -> tuple[tuple[int
     for (index, axis), size in zip(axes, sizes, strict=True):
         shapes[index][axis] = size
     return tuple(tuple(shape) for shape in shapes)
-
-
-def _row(array: NDArray, axis: int, row: int) -> NDArray:
-    return np.asarray(np.take(array, [row], axis=axis))
 
 
 def _distance(spec: TensorSpec, reference: NDArray, got: NDArray) -> tuple[float, float]:

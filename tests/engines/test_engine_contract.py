@@ -339,11 +339,19 @@ def test_manifest_that_contradicts_the_file(engine: Engine, tmp_path: Path, want
 
 
 def test_every_contradiction_is_told_at_once(engine: Engine, tmp_path: Path) -> None:
-    wanted = manifest(["INPUT0 f32 n 16", "INPUT1 i32 n 8"], ["OUTPUT0 i32 n 16"])
+    wanted = manifest(["INPUT0 f32 n 16"], ["OUTPUT0 i32 n 8"])
     with pytest.raises(NotReady) as raised:
         engine.open(wanted, onnx_models.simple(tmp_path / "m"))
-    for place in ("executable_inputs[0].dtype", "executable_inputs[1].dims", "'OUTPUT1' is missing"):
+    for place in ("executable_inputs[0].dtype", "'INPUT1' is missing", "executable_outputs[0].dims"):
         assert place in str(raised.value)
+
+
+def test_outputs_may_be_left_out(load: Load, tmp_path: Path) -> None:
+    wanted = manifest(["INPUT0 i32 n 16", "INPUT1 i32 n 16"], ["OUTPUT1 i32 n 16"], (1, 8))
+    model = load(wanted, onnx_models.simple(tmp_path / "m"))
+    rows = np.arange(128, dtype=np.int32).reshape(8, 16)
+    (difference,) = staged(model.executable(0, 8), [rows, rows * 3])
+    np.testing.assert_array_equal(difference, rows * -2)
 
 
 def test_file_with_a_fixed_batch_serves_that_size_only(engine: Engine, tmp_path: Path) -> None:
