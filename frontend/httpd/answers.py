@@ -33,44 +33,42 @@ class AnswerQueue:
     """Exchanges in the order of their requests; the first one's answer is on the wire, later ones wait rendered.
 
     Attributes:
+        queue: read by the connection, changed here only.
         started: exchanges the application was given and whose answers are not finished.
     """
 
-    __slots__ = ("_outlet", "_owner", "_queue", "_state", "_waiters", "started")
+    __slots__ = ("_outlet", "_owner", "_state", "_waiters", "queue", "started")
 
     def __init__(self, state: ServerState, outlet: Outlet, owner: Owner) -> None:
         self._state = state
         self._outlet = outlet
         self._owner = owner
-        self._queue: deque[Exchange] = deque()
+        self.queue: deque[Exchange] = deque()
         self._waiters: list[asyncio.Future[None]] = []
         self.started = 0
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def add(self, exchange: Exchange) -> None:
         """Append a request whose headers are complete."""
-        self._queue.append(exchange)
+        self.queue.append(exchange)
         counters = self._state.counters
         counters.requests += 1
         counters.in_flight += 1
 
     def drop(self, exchange: Exchange) -> None:
         """Remove a request that will never be complete."""
-        self._queue.remove(exchange)
+        self.queue.remove(exchange)
         self._abandon(exchange)
 
     def invite(self, exchange: Exchange) -> None:
         """Ask for the body of a request with ``Expect: 100-continue``, in turn."""
-        if self._queue[0] is exchange:
+        if self.queue[0] is exchange:
             self._outlet.write([wire.CONTINUE], None)
         else:
             exchange.wants_continue = True
 
     def nothing_written(self) -> bool:
         """Return whether the first answer due has not begun."""
-        return not self._queue[0].answered
+        return not self.queue[0].answered
 
     def lost(self) -> None:
         """The client is gone."""
@@ -108,7 +106,7 @@ class AnswerQueue:
         exchange.answered = True
         exchange.on_sent = on_sent
         self._state.counters.answers[status // 100] += 1
-        if self._queue[0] is not exchange:
+        if self.queue[0] is not exchange:
             exchange.pending = out
             return
         self._write_answer(exchange, out)
@@ -121,7 +119,7 @@ class AnswerQueue:
         head = self._render(exchange, status, headers, None)
         exchange.answered = exchange.streaming = True
         self._state.counters.answers[status // 100] += 1
-        if self._queue[0] is exchange:
+        if self.queue[0] is exchange:
             self._outlet.write([head], None)
         else:
             exchange.pending = [head]
@@ -134,7 +132,7 @@ class AnswerQueue:
             self._advance()
 
     def writable(self, exchange: Exchange) -> Awaitable[None] | None:
-        if exchange.lost or (self._queue[0] is exchange and not self._outlet.paused):
+        if exchange.lost or (self.queue[0] is exchange and not self._outlet.paused):
             return None
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -153,7 +151,7 @@ class AnswerQueue:
             exchange.keep_alive = False  # its body will not be read
         elif length is None and exchange.http10:
             exchange.keep_alive = False  # only closing can mark the end
-        elif self._state.draining and self._queue[-1] is exchange:
+        elif self._state.draining and self.queue[-1] is exchange:
             exchange.keep_alive = False
         return wire.render_head(
             status,
@@ -170,14 +168,14 @@ class AnswerQueue:
         self._finish_head()
 
     def _finish_head(self) -> None:
-        exchange = self._queue.popleft()
+        exchange = self.queue.popleft()
         self._settle(exchange)
         if not exchange.keep_alive:
             self._owner.last_answered(exchange)
             self._abandon_all()
 
     def _advance(self) -> None:
-        queue = self._queue
+        queue = self.queue
         while queue:
             head = queue[0]
             out, head.pending = head.pending, None
@@ -203,7 +201,7 @@ class AnswerQueue:
             self.started -= 1
 
     def _abandon_all(self) -> None:
-        queue, self._queue = self._queue, deque()
+        queue, self.queue = self.queue, deque()
         for exchange in queue:
             self._abandon(exchange)
 

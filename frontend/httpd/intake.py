@@ -24,6 +24,7 @@ SLICE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 CHARGE_BYTES = 64 * 1024
 """Bodies up to this size are not counted against the server's body budget."""
+_METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")}
 FRAMING_PER_BODY_BYTE = 16
 """Chunk sizes, extensions and trailers may be this many times the body (one-byte chunks need 5)."""
 
@@ -51,8 +52,9 @@ class Intake:
     """
 
     __slots__ = (
-        "_answers", "_buffer", "_chunked", "_exchange", "_framing_bytes", "_header_bytes", "_headers", "_left",
-        "_owner", "_parser", "_raw", "_sink", "_state", "_url", "excess", "messages", "mid_message", "stopped",
+        "_answers", "_buffer", "_chunked", "_exchange", "_fed_bytes", "_header_bytes", "_headers", "_left",
+        "_owner", "_parser", "_raw", "_received", "_sink", "_state", "_url", "excess", "messages", "mid_message",
+        "stopped",
     )  # fmt: skip
 
     def __init__(self, state: ServerState, answers: AnswerQueue, owner: Owner) -> None:
@@ -63,7 +65,8 @@ class Intake:
         self._url = b""
         self._headers: dict[bytes, bytes] | None = None
         self._header_bytes = 0
-        self._framing_bytes = 0
+        self._fed_bytes = 0
+        self._received = 0
         self._exchange: Exchange | None = None
         self._sink: BodySink | None = None
         self._buffer: BodyBuffer | None = None
@@ -143,14 +146,13 @@ class Intake:
             if self._header_bytes > self._state.limits.max_header_bytes + 2 * SLICE_BYTES:
                 self._refuse_headers()
         elif self._chunked and self._exchange is not None:
-            self._framing_bytes += len(piece)
+            self._fed_bytes += len(piece)
             self._check_framing()
         return len(piece)
 
     def _check_framing(self) -> None:
-        buffer_bytes = self._buffer.received if self._buffer is not None else 0
-        allowed = FRAMING_PER_BODY_BYTE * buffer_bytes + self._state.limits.max_header_bytes
-        if self._sink is None and self._framing_bytes > allowed + buffer_bytes + SLICE_BYTES:
+        most = (FRAMING_PER_BODY_BYTE + 1) * self._received + self._state.limits.max_header_bytes + SLICE_BYTES
+        if self._fed_bytes > most:
             self._refuse(400, "malformed HTTP request: more chunk framing than body")
 
     def _feed_raw(self, piece: memoryview) -> None:
@@ -195,9 +197,10 @@ class Intake:
         assert headers is not None
         parser = self._parser
         version = parser.get_http_version()
+        method = parser.get_method()
         exchange = Exchange(
             self._answers,
-            parser.get_method().decode("latin-1"),
+            _METHODS.get(method) or method.decode("latin-1"),
             self._url,
             headers,
             arrival_ns,
@@ -210,10 +213,12 @@ class Intake:
         encoding = headers.get(b"transfer-encoding")
         self._left = 0 if length is None else int(length)
         self._chunked = encoding is not None
-        self._framing_bytes = 0
-        if (fault := _fault(exchange, version, encoding, self._state.limits.max_header_bytes)) is not None:
+        self._fed_bytes = 0
+        self._received = 0
+        if (fault := _fault(exchange, version, encoding)) is not None:
             self._refuse(*fault)
             raise _Stop
+        self._check_header_bytes(exchange)
         if self._chunked and parser.should_upgrade():
             self._refuse(501, "an upgrade with a chunked body is not supported")
             raise _Stop
@@ -229,10 +234,11 @@ class Intake:
             raise _Stop
         if not self._chunked:
             self._check_size(self._left)
-            if self._sink is None:
-                self._charge(exchange, self._left)
-        if self._sink is None:
-            self._buffer = BodyBuffer(-1 if self._chunked else self._left)
+        if self._sink is None and self._chunked:
+            self._buffer = BodyBuffer(-1)
+        elif self._sink is None and self._left > CHARGE_BYTES:
+            self._charge(exchange, self._left)
+            self._buffer = BodyBuffer(self._left)
         if b"expect" in exchange.headers and not exchange.http10:
             self._answers.invite(exchange)
 
@@ -241,20 +247,21 @@ class Intake:
         assert exchange is not None
         if not self._chunked:
             self._left -= len(chunk)
+        else:
+            self._received += len(chunk)
+            self._check_size(self._received)
         sink = self._sink
         if sink is None:
             buffer = self._buffer
-            assert buffer is not None
-            if self._chunked:
-                size = buffer.received + len(chunk)
-                self._check_size(size)
-                if size > exchange.charged_bytes + CHARGE_BYTES:
-                    self._charge(exchange, size + CHARGE_BYTES - exchange.charged_bytes)
+            if buffer is None:
+                if self._left == 0:
+                    exchange.body = chunk  # small and in one piece, as most are
+                    return
+                buffer = self._buffer = BodyBuffer(self._left + len(chunk))
+            if self._chunked and self._received > exchange.charged_bytes + CHARGE_BYTES:
+                self._charge(exchange, self._received + CHARGE_BYTES - exchange.charged_bytes)
             buffer.write(chunk)
             return
-        if self._chunked:
-            self._framing_bytes += len(chunk)
-            self._check_size(self._framing_bytes)
         try:
             sink.write(chunk)
         except Exception:
@@ -307,8 +314,6 @@ class Intake:
 
     def _charge(self, exchange: Exchange, size: int) -> None:
         state = self._state
-        if size <= CHARGE_BYTES and not self._chunked:
-            return
         if state.buffered_bytes + size > state.body_budget_bytes:
             self._refuse(
                 503, f"request bodies in memory reached their limit of {state.body_budget_bytes} bytes; retry later"
@@ -316,6 +321,16 @@ class Intake:
             raise _Stop
         state.buffered_bytes += size
         exchange.charged_bytes += size
+
+    def _check_header_bytes(self, exchange: Exchange) -> None:
+        limit = self._state.limits.max_header_bytes
+        if self._header_bytes == 0 and limit >= 2 * SLICE_BYTES:
+            return  # they came within two slices
+        headers = exchange.headers
+        size = sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
+        if len(exchange.target) + size > limit:
+            self._refuse_headers()
+            raise _Stop
 
     def _refuse_headers(self) -> None:
         limit = self._state.limits.max_header_bytes
@@ -327,16 +342,11 @@ class Intake:
         self._owner.refuse(exchange, status, message)
 
 
-def _fault(exchange: Exchange, version: str, encoding: bytes | None, max_header_bytes: int) -> tuple[int, str] | None:
+def _fault(exchange: Exchange, version: str, encoding: bytes | None) -> tuple[int, str] | None:
     """Return status and message of what makes the headers of a request unacceptable."""
     headers = exchange.headers
     if version not in ("1.1", "1.0"):
         return 505, f"HTTP version {version} is not supported"
-    if (
-        len(exchange.target) + sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
-        > max_header_bytes
-    ):
-        return 431, f"request line and headers exceed max_header_bytes = {max_header_bytes} bytes"
     if version == "1.1" and b"host" not in headers:
         return 400, "malformed HTTP request: no Host header"
     if encoding is not None:

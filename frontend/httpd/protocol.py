@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         if reading is not None and not reading.answered:
             # The rest of this request will never come; earlier ones are still answered.
             self._answers.drop(reading)
-        if len(self._answers) and not self._lingering:
+        if self._answers.queue and not self._lingering:
             self._watch_hangup()
         else:
             self._transport.close()
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
     def full(self) -> bool:
         """Return whether no further request may be parsed now."""
         return (
-            len(self._answers) >= MAX_PIPELINED
+            len(self._answers.queue) >= MAX_PIPELINED
             or self._starts >= MAX_STARTS_PER_TURN
             or self._outlet.paused
             or self._held
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close now if nothing is in progress; otherwise the last answer due closes the connection."""
-        if not len(self._answers) and not self._intake.mid_message and not self._lingering:
+        if not self._answers.queue and not self._intake.mid_message and not self._lingering:
             self._transport.close()
 
     # Inside
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
 
     def _settle(self) -> None:
         """After bytes were read or an answer was finished: end the connection, or see that it goes on."""
-        if not len(self._answers):
+        if not self._answers.queue:
             if self._intake.stopped:
                 self._shut()
                 return
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             return
         if self._backlog is None:
             self._update_reading()
-        elif not (self._resuming or self._held or self._outlet.paused or len(self._answers) >= MAX_PIPELINED):
+        elif not (self._resuming or self._held or self._outlet.paused or len(self._answers.queue) >= MAX_PIPELINED):
             # By way of the loop: other connections come first, and the depth of calls stays bounded.
             self._resuming = True
             asyncio.get_running_loop().call_soon(self._resume)
@@ -312,4 +312,4 @@ class Connection(asyncio.Protocol):
         intake = self._intake
         if intake.mid_message and not intake.stopped and not self._held:
             return Phase.READING, intake.messages
-        return (Phase.WAITING if len(self._answers) else Phase.IDLE), intake.messages
+        return (Phase.WAITING if self._answers.queue else Phase.IDLE), intake.messages

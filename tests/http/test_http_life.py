@@ -386,13 +386,16 @@ def test_a_sink_takes_the_body_and_has_its_own_limit_bf_14(serve: type, app: Tol
     with server.client() as client:
         assert client.ask(post(body, "/file")).status == 200
         assert client.ask(chunked([b"a", b"bc"], "/file")).status == 200
+        assert client.ask(chunked([bytes(1_000_000)] * 90, "/file")).status == 200
         answer = client.ask(get("/file", "Content-Length: 100000001", method="POST"))
         assert (answer.status, b"max_file_bytes = 100000000 bytes" in answer.body) == (413, True)
+    with server.client() as client:
+        assert client.ask(chunked([bytes(1_000_000)] * 101, "/file")).status == 413
     with server.client() as client:
         assert client.ask(get("/infer", "Content-Length: 40000000", method="POST")).status == 413
     assert sum(map(len, sinks[0].pieces)) == 40_000_000
     assert b"".join(sinks[1].pieces) == b"abc"
-    assert [sink.events for sink in sinks] == [["close"], ["close"], ["abort"]]
+    assert [sink.events for sink in sinks] == [["close"], ["close"], ["close"], ["abort"], ["abort"]]
     assert app.seen[0].body == b""
 
 
