@@ -27,8 +27,8 @@ from engines.bundle.signature import Signature
 from engines.cpus import available_cpus, compute_threads
 from engines.errors import EngineFailed, NotReady
 from engines.process_memory import release_freed, resident_bytes
-from engines.staging import HostSlot, Plan
-from engines.tensor import BY_NAME, NDArray
+from engines.staging import HostSlot, Plan, address_of
+from engines.tensor import BY_NAME, NDArray, element_count
 
 MAX_BINDINGS: Final = 64
 """Address sets remembered per executable. Requests reuse few block positions; beyond that binding again is cheap."""
@@ -130,7 +130,7 @@ class OnnxRuntimeModel:
         for spec, given, array in zip(self._manifest.inputs, inputs, arrays, strict=True):
             assert array.dtype == spec.element.numpy, f"'{spec.name}': expected {spec.dtype}, got {array.dtype}"
             # ascontiguousarray turns a scalar into one row.
-            io.bind_input(spec.name, _CPU, _ONNX_TYPES[spec.dtype], list(given.shape), array.ctypes.data)
+            io.bind_input(spec.name, _CPU, _ONNX_TYPES[spec.dtype], list(given.shape), address_of(array))
         for spec in self._manifest.outputs:
             io.bind_output(spec.name, _CPU)
         try:
@@ -187,6 +187,10 @@ class OnnxRuntimeExecutable:
             (spec.name, _ONNX_TYPES[spec.dtype], list(shape), dynamic)
             for spec, shape, dynamic in zip(plan.output_specs, plan.outputs, plan.dynamic, strict=True)
         ]
+        self._nbytes = [
+            element_count(shape) * spec.element.itemsize
+            for shape, spec in zip(plan.inputs + plan.outputs, plan.input_specs + plan.output_specs, strict=True)
+        ]
         self._dynamic_names = [name for name, _, _, dynamic in self._output_rows if dynamic]
         self._own: _BoundSlot | None = None
         self._bindings: dict[tuple[int, ...], Any] = {}
@@ -196,17 +200,20 @@ class OnnxRuntimeExecutable:
         own = self._own
         if own is None:
             own = self._own = _BoundSlot.for_plan(self._plan)
-            own.io = self._bound(tuple(array.ctypes.data for array in own.inputs + own.outputs))
+            own.io = self._bound(tuple(address_of(array) for array in own.inputs + own.outputs))
         return own
 
     def bind(self, inputs: list[NDArray], outputs: list[NDArray]) -> Slot:
-        self._plan.require_fit(inputs, outputs)
-        addresses = tuple(array.ctypes.data for array in inputs + outputs)
+        arrays = inputs + outputs
+        addresses = tuple([address_of(array) for array in arrays])
         io = self._bindings.get(addresses)
         if io is None:
+            self._plan.require_fit(inputs, outputs)
             if len(self._bindings) >= MAX_BINDINGS:
                 self._bindings.clear()
             io = self._bindings[addresses] = self._bound(addresses)
+        # What was found fitted here once; this much keeps a mistake of ours from reaching beyond the arrays.
+        assert [array.nbytes for array in arrays] == self._nbytes, "arrays of other sizes at the same addresses"
         slot = _BoundSlot(inputs, list(outputs))
         slot.io = io
         return slot

@@ -5,8 +5,9 @@ A *plan* is the full shape of each tensor for one (variant, batch size); a slot 
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -121,11 +122,22 @@ class HostSlot:
         return sum(array.nbytes for array in self.inputs + self.outputs)
 
 
+def address_of(array: NDArray) -> int:
+    """Return where a contiguous array begins in memory; ``array.ctypes.data`` takes five times as long."""
+    # Python 3.11's type stubs do not know that arrays have buffers.
+    buffer: Any = array
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    except (TypeError, ValueError, BufferError):
+        # Read-only, empty, or of a type without a buffer format, such as bfloat16.
+        return int(array.ctypes.data)
+
+
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray:
     """Return a zeroed C-contiguous array that starts on a ``LINE_BYTES`` boundary."""
     size = element_count(shape) * dtype.itemsize
     room = np.zeros(size + LINE_BYTES, dtype=np.uint8)
-    start = -room.ctypes.data % LINE_BYTES
+    start = -address_of(room) % LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
 
 

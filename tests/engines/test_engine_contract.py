@@ -18,6 +18,7 @@ from engines.errors import EngineFailed, NotReady
 from engines.onnxruntime import OnnxRuntimeEngine
 from engines.probe import TOLERANCE, resolve
 from engines.process_memory import release_freed, resident_bytes
+from engines.staging import address_of
 from engines.tensor import BY_NAME, NDArray
 from manifests import manifest
 
@@ -466,3 +467,10 @@ def test_launch_lets_other_threads_run(load: Load, tmp_path: Path) -> None:
 
 def test_bfloat16_is_the_numpy_type_that_clients_share() -> None:
     assert BY_NAME["bf16"].numpy == np.dtype(ml_dtypes.bfloat16)
+
+
+def test_address_of_is_where_the_array_begins() -> None:
+    readonly = np.arange(4.0)
+    readonly.flags.writeable = False
+    for array in (np.arange(12.0)[3:], readonly, np.zeros(0), np.zeros(3, ml_dtypes.bfloat16), np.zeros(())):
+        assert address_of(array) == array.ctypes.data
