@@ -1,4 +1,4 @@
-"""The asyncio end of a link (worker/channel/link.py): frontends speak to the node, the node to every process."""
+"""The asyncio end of a link (worker/channel/node_link.py): frontends speak to the node, the node to every process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from frontend.settings import FrontendSettings
-from worker.channel.link import MAX_PENDING_BYTES, Lines, LinkError, Order, encode
+from worker.channel.node_link import MAX_PENDING_BYTES, Lines, LinkError, Order, encode
 
 T = TypeVar("T")
 NODE_SOCKET = "node.sock"
@@ -24,7 +24,7 @@ class AsyncLink(asyncio.Protocol, Generic[T]):
     """One end of a link on an event loop; messages of type ``kind`` arrive at ``on_message``.
 
     A frontend makes ``AsyncLink(sock, Order, on_order)``; the node uses ``Report``. ``gone`` is set once the peer is,
-    or once it has sent something that is not a message (then ``why`` says what).
+    or once it has sent something that is not a message (then ``why`` says what); ``on_gone`` is then called.
     """
 
     def __init__(self, sock: socket.socket, kind: type[T], on_message: Callable[[T], None]) -> None:
@@ -33,6 +33,7 @@ class AsyncLink(asyncio.Protocol, Generic[T]):
         self._on_message = on_message
         self._transport: asyncio.Transport | None = None
         self.gone = asyncio.Event()
+        self.on_gone: Callable[[], None] | None = None
         self.why = ""
 
     async def start(self) -> None:
@@ -58,8 +59,8 @@ class AsyncLink(asyncio.Protocol, Generic[T]):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not an isinstance check: uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -74,6 +75,8 @@ class AsyncLink(asyncio.Protocol, Generic[T]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone.set()
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 def frontend_link(link_fd: int, on_order: Callable[[Order], None]) -> AsyncLink[Order]:

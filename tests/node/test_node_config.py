@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.cpus import available_cpus
 from frontend import config, options
 from frontend.config import ConfigError, Flag, Loaded
-from frontend.node.cpus import MAX_AUTO_FRONTENDS, auto_frontends, quota_cpus, usable_cpus
+from frontend.node.cpus import MAX_AUTO_FRONTENDS, auto_frontends, auto_frontends_here
 
 
 def load(
@@ -223,18 +224,6 @@ def test_xdg_state_home_is_used_only_when_absolute() -> None:
     assert config.default_run_dir({"HOME": "/h", "XDG_STATE_HOME": "s"}) == "/h/.local/state/ringserve"
 
 
-def test_mo_06_quota_and_affinity_bound_the_processes(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/a/b\n")
-    (tmp_path / "v2" / "a" / "b").mkdir(parents=True)
-    (tmp_path / "v2" / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert quota_cpus(membership, tmp_path / "v2") is None
-    (tmp_path / "v2" / "a" / "cpu.max").write_text("150000 100000\n")
-    assert quota_cpus(membership, tmp_path / "v2") == 1.5
-    membership.write_text("4:cpu,cpuacct:/x\n3:memory:/y\n")
-    (tmp_path / "v1" / "cpu" / "x").mkdir(parents=True)
-    (tmp_path / "v1" / "cpu" / "x" / "cpu.cfs_quota_us").write_text("200000\n")
-    (tmp_path / "v1" / "cpu" / "x" / "cpu.cfs_period_us").write_text("100000\n")
-    assert quota_cpus(membership, tmp_path / "v1") == 2.0
-    assert usable_cpus() >= 1
+def test_mo_06_frontends_follow_the_cpus_this_node_may_use() -> None:
     assert [auto_frontends(cpus) for cpus in (1, 2, 3, 5, 64)] == [1, 1, 2, 4, MAX_AUTO_FRONTENDS]
+    assert auto_frontends_here() == auto_frontends(available_cpus())

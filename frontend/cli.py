@@ -1,0 +1,129 @@
+"""The ``ringserve`` command: arguments only; each command is a module of its own, imported when it is run.
+
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration; ``status`` and ``serve`` say more in their help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+SERVE_HELP = """\
+Runs until SIGTERM, SIGINT or SIGHUP, then drains: frontends stop accepting and finish, then the worker.
+
+exit status:
+  0    drained
+  1    could not start (ports, run directory), or something had to be cut off while draining
+  2    wrong arguments or configuration
+  78   a process reported that it cannot start with this configuration
+  130  killed by a second SIGINT while draining (143 for SIGTERM)
+"""
+STATUS_HELP = """\
+exit status:
+  0  ready
+  1  running, but not ready
+  2  no node
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="ringserve", description="Model serving: many frontends, shared-memory rings, one worker per device."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    raw = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser("serve", help="run a node", epilog=SERVE_HELP, formatter_class=raw)
+    _add_settings(serve)
+
+    config = commands.add_parser("config", help="print the effective settings and where each came from")
+    _add_settings(config)
+    config.add_argument("--json", action="store_true", help="print JSON")
+
+    frontend = commands.add_parser("frontend", help="run one more frontend for a running node")
+    frontend.add_argument("--attach", required=True, metavar="RUN_DIR", help="run directory of the node")
+
+    status = commands.add_parser(
+        "status", help="show a node's processes, channels and models", epilog=STATUS_HELP, formatter_class=raw
+    )
+    models = commands.add_parser("models", help="show a node's models", epilog=STATUS_HELP, formatter_class=raw)
+    for command in (status, models):
+        command.add_argument("--run-dir", metavar="DIR", help="run directory of the node")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+    check = commands.add_parser("check", help="say what a bundle offers, or exactly what is wrong with it")
+    check.add_argument("directory", metavar="DIR", help="a bundle, or a repository of bundles")
+    check.add_argument("--json", action="store_true", help="print JSON")
+
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+FLAGS = {
+    "--models": ("model_repo", "DIR", "model repository (default ./models)"),
+    "--frontends": ("frontends", "N", "number of frontend processes, or auto"),
+    "--run-dir": ("run_dir", "DIR", "sockets and state (default under XDG_STATE_HOME)"),
+    "--host": ("global.endpoints.host", "H", "address to listen on (default 127.0.0.1)"),
+    "--http-port": ("global.endpoints.http_port", "P", "default 8000; 0 picks a free one"),
+    "--grpc-port": ("global.endpoints.grpc_port", "P", "default 8001; 0 picks a free one"),
+    "--metrics-port": ("global.endpoints.metrics_port", "P", "default 8002; 0 picks a free one"),
+    "--discipline": ("global.scheduler.discipline", "NAME", "fair, fifo or edf"),
+}
+"""Options of ``serve`` and ``config`` that override a setting, by the setting's path."""
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--node", metavar="FILE", help="node file (YAML)")
+    for flag, (path, metavar, text) in FLAGS.items():
+        parser.add_argument(flag, dest=path, metavar=metavar, help=text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        # The reader of our output left early, as `head` does.
+        sys.stderr.close()
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    match arguments.command:
+        case "serve":
+            from frontend.commands import serve
+
+            return serve.serve(arguments)
+        case "config":
+            from frontend.commands import settings
+
+            return settings.show(arguments)
+        case "frontend":
+            from frontend.commands import join
+
+            return join.join(arguments.attach)
+        case "status" | "models":
+            from frontend.commands import status
+
+            return status.show(arguments.command, arguments.run_dir, as_json=arguments.json)
+        case "check":
+            from frontend.commands import check
+
+            return check.check(arguments.directory, as_json=arguments.json)
+        case _:
+            from frontend.version import own_version
+
+            print(f"ringserve {own_version()}")
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""``ringserve check``: a process of its own loads the engines, so that this command never does."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from frontend.node.child import child_environment, python_command
+
+
+def check(directory: str, *, as_json: bool) -> int:
+    """Turn into the checker; its exit status is the command's."""
+    command = [*python_command("worker.check"), directory, *(["--json"] if as_json else [])]
+    sys.stdout.flush()
+    os.execve(command[0], command, child_environment())
