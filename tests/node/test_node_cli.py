@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_node_process import LIMIT_S, environment
 
 from frontend.options import OPTIONS
-from nodes import LIMIT_S, environment
 
 pytestmark = pytest.mark.process
 

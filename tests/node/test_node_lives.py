@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_node_process import LIMIT_S, NodeProcess, Watched, environment
 
 from frontend.node.link import join_node
-from nodes import LIMIT_S, NodeProcess, Watched, environment
 from worker.channel.node_link import EXIT_CONFIG, Report, State, SyncLink
 
 pytestmark = pytest.mark.process

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_node_process import NodeProcess, Watched
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from frontend.node.exposition import Figures, registry_of, render
-from nodes import NodeProcess, Watched
 from worker.channel.series import Series
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -70,7 +70,8 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["count", "end", "forget"]), st.inte
 
 @given(EVENTS)
 def test_mo_03_no_sum_ever_falls(events: list[Event]) -> None:
-    figures, totals, life_of, next_life = Figures(), dict.fromkeys(range(4), 0), {}, 10
+    figures, totals, next_life = Figures(), dict.fromkeys(range(4), 0), 10
+    life_of: dict[int, int] = {}
     expected, last = 0, 0.0
     for what, process, amount in events:
         life = life_of.setdefault(process, next_life)
