@@ -52,6 +52,8 @@ class EchoWorker:
         events = self.server.poll(timeout_ns)
         self.attached += events.attached
         for connection, ask in events.asks:
+            if ask.what == "drain":
+                self.server.draining()
             if ask.what == "fail":
                 answer = Answer(id=ask.id, kind=int(Kind.NOT_FOUND), text="no such thing")
             else:

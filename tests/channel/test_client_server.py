@@ -283,19 +283,17 @@ def test_an_entry_of_another_worker_or_an_unloaded_model_is_not_placed(socket_pa
 
 
 def test_a_draining_worker_takes_no_more_and_answers_what_it_has(socket_path: str) -> None:
-    worker = EchoWorker(socket_path)
-
     async def main() -> None:
         async with frontend(socket_path) as one:
             placement = one.channel.place(one.entry, 0, 1)
-            worker.server.draining()
+            await one.channel.ask("drain")
             await one.until(lambda: one.channel.state == "draining")
             with pytest.raises(Unavailable, match="draining"):
                 one.channel.place(one.entry, 0, 1)
             assert (await one.reply_to(placement)).kind is Kind.OK
             placement.release()
 
-    with WorkerThread(worker):
+    with WorkerThread(EchoWorker(socket_path)):
         run(main)
 
 
