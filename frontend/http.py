@@ -91,6 +91,8 @@ class HttpServer:
         now_ns = self._clock()
         for connection in list(state.connections):
             connection.tick(now_ns)
+            if state.draining:
+                connection.drain()  # one that was accepted while the listener closed
 
     async def drain(self, timeout_s: float) -> int:
         """Stop accepting, finish what is in flight, close; return how many connections were cut at the timeout."""

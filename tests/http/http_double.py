@@ -117,6 +117,16 @@ class Running:
 
         return self.wait(once())
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something on the loop's thread that announces itself to nobody."""
+
+        async def look() -> None:
+            async with asyncio.timeout(WAIT_S):
+                while not condition():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+        self.wait(look())
+
     def pass_time(self, seconds: float) -> None:
         """Let every connection be observed, jump, and observe again."""
         self.call(self.server.tick)

@@ -355,14 +355,9 @@ def test_connection_limit_is_answered_with_503(serve: type, app: Told) -> None:
     assert server.server.counters.refused == 1
     first.sock.close()
     second.sock.close()
-    wait_for_open(server, 0)
+    server.until(lambda: server.server.counters.open == 0)
     with server.client() as fourth:
         assert fourth.ask(get("/a")).status == 200
-
-
-def wait_for_open(server: Running, count: int) -> None:
-    while server.server.counters.open != count:
-        server.call(lambda: None)
 
 
 def test_segmented_client_helper_reads_what_was_sent(server: Running) -> None:

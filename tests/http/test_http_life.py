@@ -29,8 +29,7 @@ def hold(server: Running, app: Told, path: str = "/held") -> Client:
 
 def gone(server: Running) -> None:
     """Wait until the server has no connection."""
-    while server.server.counters.open:
-        server.call(lambda: None)
+    server.until(lambda: server.server.counters.open == 0)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -180,11 +179,7 @@ def test_a_slow_request_gets_408(serve: type, app: Told, part: bytes) -> None:
 def mid_message(server: Running) -> None:
     """Wait until a request has begun to arrive."""
 
-    def begun() -> bool:
-        return any(connection._intake.mid_message for connection in server.server._state.connections)
-
-    while not server.call(begun):
-        pass
+    server.until(lambda: any(connection._intake.mid_message for connection in server.server._state.connections))
 
 
 def test_a_slow_loris_is_bounded_by_the_whole_request_not_by_each_byte(serve: type, app: Told) -> None:
@@ -255,14 +250,21 @@ def test_drain_lets_every_pipelined_request_finish(server: Running, app: Told) -
         client.send(get("/held/a") + get("/held/b"))
         app.wait(lambda: len(app.held) == 2)
         draining = server.spawn(server.server.drain(10))
-        while server.call(lambda: not server.server._state.draining):
-            pass
+        server.until(lambda: server.server._state.draining)
         for held in app.held:
             server.call(lambda held=held: held.respond(200, [], [held.raw_path]))
         first, second = client.answer(), client.answer()
         assert ("connection" in first.headers, second.headers["connection"]) == (False, "close")
         assert client.closed()
         assert draining.result(10) == 0
+
+
+def test_a_connection_accepted_while_draining_is_closed_too(server: Running) -> None:
+    with server.client() as client:
+        server.until(lambda: server.server.counters.open == 1)
+        server.server._state.draining = True
+        server.call(server.server.tick)
+        assert client.closed()
 
 
 def test_drain_is_bounded(server: Running, app: Told) -> None:
