@@ -94,4 +94,8 @@ def options_of(settings: SchedulerSettings) -> SchedulerOptions:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    # Not sys.exit: a loader or device thread may still be inside a library, and tearing its C++ statics down under it
+    # aborts the process. Everything that outlives this process has been closed by now.
+    os._exit(status)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
@@ -178,6 +180,12 @@ class Node:
             with self._changed:
                 self._lines.append(line.rstrip("\n"))
                 self._changed.notify_all()
+
+
+def raw_output(body: bytes, columns: int) -> np.ndarray:
+    """Return the one FP32 output that follows the JSON of a binary answer, as rows."""
+    _, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    return np.frombuffer(body[end:], np.float32).reshape(-1, columns)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,197 @@
+"""One frontend process from start to end: attach to the worker, listen, serve, drain.
+
+Order at the start: channel first, so that the ports open as soon as the process can answer anything truthfully; a
+frontend whose worker is away listens too and says so. Order at the end: not ready, stop accepting, finish, detach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from pathlib import Path
+
+import uvloop
+
+from engines.errors import ServingError
+from frontend.app import FrontendApp, ready_models
+from frontend.grpc import GrpcServer
+from frontend.hooked import HookedModels
+from frontend.http import HttpServer
+from frontend.kserve.http_routes import KserveApp
+from frontend.node.link import AsyncLink
+from frontend.settings import FrontendSettings
+from frontend.table import ModelTable
+from worker.channel.client import WorkerChannel
+from worker.channel.messages import ModelEntry
+from worker.channel.node_link import (
+    EXIT_NODE_GONE,
+    NODE_GONE_GRACE_S,
+    SERIES_INTERVAL_S,
+    ChannelStatus,
+    Leash,
+    Order,
+    Report,
+    State,
+    Status,
+)
+from worker.channel.series import Series
+
+log = logging.getLogger("frontend")
+
+
+class FrontendProcess:
+    """Everything one frontend holds; ``run`` returns its exit status."""
+
+    def __init__(self, settings: FrontendSettings, link_socket: socket.socket) -> None:
+        self._settings = settings
+        self._link = AsyncLink(link_socket, Order, self._on_order)
+        self._table = ModelTable()
+        self._hooked = HookedModels(settings.hook_threads, self._report)
+        self._stop = asyncio.Event()
+        self._node_gone = False
+        self._reported: tuple[State, str] | None = None
+        self._ports: dict[str, int] = {}
+        self._app: FrontendApp | None = None
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+
+    async def run(self) -> int:
+        """Serve until told to drain or until the node is gone."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        await self._link.start()
+        channel = WorkerChannel(
+            settings.worker_sockets[0], settings.name, settings.channel, self._on_models, lambda _: self._report()
+        )
+        app = self._app = FrontendApp(settings, loop, channel, self._table, self._hooked)
+        self._hooked.start(app)
+        attaching = loop.create_task(channel.start())
+        self._http = HttpServer(
+            KserveApp(app), settings.endpoints.host, settings.endpoints.http_port, settings.endpoints
+        )
+        self._grpc = GrpcServer(
+            app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints
+        )
+        try:
+            self._ports["http_port"] = await self._http.start()
+            self._ports["grpc_port"] = await self._grpc.start()
+            self._report()
+            await self._until_stopped(loop)
+            await self._drain(app)
+        finally:
+            attaching.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ServingError):
+                await attaching
+            await self._http.close()
+            await self._grpc.close()
+            await channel.close()
+            self._hooked.close()
+            self._link.close()
+        return EXIT_NODE_GONE if self._node_gone else 0
+
+    async def _until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        gone = loop.create_task(self._link.gone.wait())
+        stop = loop.create_task(self._stop.wait())
+        ticker = loop.create_task(self._tick())
+        try:
+            await asyncio.wait((gone, stop), return_when=asyncio.FIRST_COMPLETED)
+            self._node_gone = self._link.gone.is_set()
+        finally:
+            for task in (gone, stop, ticker):
+                task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(SERIES_INTERVAL_S)
+            self._link.send(Report(series=tuple(self.series())))
+
+    async def _drain(self, app: FrontendApp) -> None:
+        app.drain()
+        self._report()
+        timeout_s = NODE_GONE_GRACE_S / 2 if self._node_gone else self._settings.endpoints.drain_timeout_seconds
+        assert self._http is not None and self._grpc is not None
+        await asyncio.gather(self._http.drain(timeout_s), self._grpc.drain(timeout_s))
+        self._link.send(Report(series=tuple(self.series())))
+
+    def series(self) -> list[Series]:
+        """Return every figure of this process."""
+        app, http = self._app, self._http
+        if app is None or http is None:
+            return []
+        labels = {"frontend": self._settings.name}
+        gauges = [
+            ("frontend_arena_bytes_used", "Bytes of shared memory holding requests.", app.channel.arena_bytes_used),
+            ("frontend_http_connections", "HTTP connections open.", http.counters.open),
+        ]
+        found = [Series(name=name, kind="gauge", help=text, labels=labels, value=value) for name, text, value in gauges]
+        found.append(
+            Series(
+                name="frontend_late_replies_total",
+                kind="counter",
+                help="Replies whose caller had been answered already.",
+                value=app.channel.late_replies,
+            )
+        )
+        found.extend(app.traffic.series())
+        return found
+
+    def _status(self) -> Status:
+        app = self._app
+        if app is None:
+            return Status()
+        channel = ChannelStatus(
+            frontend=self._settings.name,
+            worker=Path(self._settings.worker_sockets[0]).stem,
+            in_flight=app.channel.in_flight,
+            arena_bytes_used=app.channel.arena_bytes_used,
+            arena_bytes=self._settings.channel.arena_bytes,
+        )
+        return Status(channels=(channel,))
+
+    def _on_models(self, entries: list[ModelEntry]) -> None:
+        self._table.update(entries)
+        self._hooked.update(entries)
+        if self._app is not None:
+            self._app.traffic.known(ready_models(entries))
+        self._report()
+
+    def _on_order(self, order: Order) -> None:
+        match order.do:
+            case "drain":
+                self._stop.set()
+            case "series":
+                self._link.send(Report(series=tuple(self.series()), id=order.id))
+            case "status":
+                self._link.send(Report(status=self._status(), id=order.id))
+
+    def _report(self) -> None:
+        """Tell the node what this process is, when that has changed."""
+        app = self._app
+        if app is None or not self._ports:
+            return
+        reason = app.unready_reason()
+        if app.draining():
+            state = State.DRAINING
+        elif reason:
+            state = State.STARTING if app.loading() else State.DEGRADED
+        else:
+            state = State.READY
+        if (state, reason) != self._reported:
+            self._reported = (state, reason)
+            self._link.send(Report(state=state, detail=reason, ports=self._ports))
+            log.info("frontend.%s %s", state.value, reason)
+
+
+def run(settings: FrontendSettings, link_socket: socket.socket) -> int:
+    """Run a frontend on this process's main thread; return the exit status."""
+    Leash(link_socket.fileno()).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def main() -> int:
+        return await FrontendProcess(settings, link_socket).run()
+
+    return uvloop.run(main())
