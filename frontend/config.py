@@ -75,7 +75,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
             channel=self.channel,
         )
 
-    def frontend(self, name: str, run_dir: str, worker_sockets: tuple[str, ...], ports: Mapping[str, int]) -> Any:
+    def frontend(
+        self, name: str, run_dir: str, worker_sockets: tuple[str, ...], ports: Mapping[str, int]
+    ) -> FrontendSettings:
         """Return the settings of one frontend process; ``ports`` are the real ones, never 0."""
         return FrontendSettings(
             name=name,

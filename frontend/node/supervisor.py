@@ -37,6 +37,7 @@ from frontend.node.node_state import Verdict, verdict
 from frontend.node.output import Output
 from frontend.node.run_dir import RunDir
 from frontend.node.status import Answer, NodeStatus, ProcessStatus
+from frontend.settings import FrontendSettings
 from frontend.version import own_version
 from worker.channel.node_link import EXIT_CONFIG, SERIES_INTERVAL_S, Order, Report, State, encode
 from worker.channel.series import Series
@@ -131,7 +132,8 @@ class Node:
             keepers.append(Keeper("frontend", name, of_frontend, timeout_ns, self._command, self._fleet, self._output))
         return keepers
 
-    def _frontend_settings(self, name: str, generation: int = 1) -> Any:
+    def _frontend_settings(self, name: str, generation: int = 1) -> FrontendSettings:
+        """Return what a frontend is told; it has no generation, since nothing of it outlives it."""
         sockets = tuple(self._run_dir.socket_path(f"{worker}.sock") for worker in self._settings.workers)
         return self._settings.frontend(name, self._run_dir.path, sockets, self._ports)
 
