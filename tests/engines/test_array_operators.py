@@ -173,7 +173,7 @@ def test_gemm(scratch: Any, trans_a: int, trans_b: int, alpha: float, beta: floa
     compare(scratch, "Gemm", inputs, atol=1e-5, transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
 
 
-@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2"])
 @given(
     axes=st.sampled_from([None, [0], [1], [-1], [0, 2], [1, 2]]), keepdims=st.integers(0, 1), noop=st.integers(0, 1),
     old=st.booleans(), kind=st.sampled_from(["f4", "i4"]), seed=Seeds,
@@ -418,6 +418,8 @@ def test_average_pool_rounding_up(scratch: Any) -> None:
 def test_global_average_pool(scratch: Any) -> None:
     compare(scratch, "GlobalAveragePool", [floats(0, 2, 3, 4, 5)])
     compare(scratch, "GlobalAveragePool", [floats(0, 2, 3, 7)])
+    compare(scratch, "GlobalMaxPool", [floats(0, 2, 3, 4, 5)])
+    compare(scratch, "GlobalMaxPool", [floats(0, 2, 3, 7)])
 
 
 def test_failing_node_is_named(scratch: Any) -> None:

@@ -17,13 +17,17 @@ def _reduce(name: str) -> Operator:
         as_input = call.opset >= _AXES_BECAME_AN_INPUT.get(name, 18)
         axes = call.host_ints(1) if as_input else call.attributes.get("axes")
         if not axes and call.attributes.get("noop_with_empty_axes", 0):
-            return array
+            # Folding no axis still applies what a norm does to one element.
+            return call.xp.absolute(array) if name == "l2" else array
         folded = tuple(sorted({axis % array.ndim for axis in axes or range(array.ndim)}))
         if not folded:
             return array
         keep = bool(call.attributes.get("keepdims", 1))
         source = array if name in ("max", "min") else wide(call.xp, array)
-        result = getattr(call.xp, name)(source, axis=folded, keepdims=keep)
+        if name == "l2":
+            result = call.xp.sqrt(call.xp.square(source).sum(axis=folded, keepdims=keep))
+        else:
+            result = getattr(call.xp, name)(source, axis=folded, keepdims=keep)
         return _rounded_back(call.xp, result, array)
 
     return Operator(function, host=(1,))
@@ -96,6 +100,7 @@ OPERATORS: Final[dict[str, Operator]] = {
     "ReduceMean": _reduce("mean"),
     "ReduceMax": _reduce("max"),
     "ReduceMin": _reduce("min"),
+    "ReduceL2": _reduce("l2"),
     "ArgMax": _argument("argmax"),
     "ArgMin": _argument("argmin"),
     "Softmax": Operator(_softmax),

@@ -140,9 +140,15 @@ def _global_average_pool(call: Call) -> Array:
     return mean.astype(array.dtype, copy=False)
 
 
+def _global_max_pool(call: Call) -> Array:
+    array = call.inputs[0]
+    return array.max(axis=tuple(range(2, array.ndim)), keepdims=True)
+
+
 OPERATORS: Final[dict[str, Operator]] = {
     "Conv": Operator(_conv),
     "MaxPool": Operator(_max_pool),
     "AveragePool": Operator(_average_pool),
     "GlobalAveragePool": Operator(_global_average_pool),
+    "GlobalMaxPool": Operator(_global_max_pool),
 }
