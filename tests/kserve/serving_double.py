@@ -212,6 +212,7 @@ class DoubleServing:
                 outcome.release()
             return
         call.finish(outcome)
+        self.changed()
 
     def _run(self, request: InferRequest) -> InferResponse:
         model = self.entry(request.model, request.version)
@@ -243,7 +244,11 @@ def run_model(model: ModelEntry, inputs: list[NDArray]) -> dict[str, NDArray]:
 
 
 class LoopThread:
-    """An event loop in a thread, for servers that synchronous clients talk to."""
+    """An event loop in a thread, for servers that synchronous clients talk to.
+
+    Asyncio clients of gRPC must run on this loop too: grpcio hands the events of one process to whichever loop comes
+    first, so that with two loops the completions of one call may be seen out of order.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from frontend.grpc import GrpcServer
-from frontend.kserve.proto import RPCS as ALL_RPCS
+from frontend.kserve.proto_schema import RPCS as ALL_RPCS
 from frontend.settings import EndpointSettings, GrpcSettings
 
 HOST = "127.0.0.1"
@@ -34,17 +34,21 @@ def double() -> DoubleServing:
 
 
 @pytest.fixture(scope="module")
-def address(double: DoubleServing) -> Iterator[str]:
+def loop() -> Iterator[LoopThread]:
     thread = LoopThread()
+    yield thread
+    thread.close()
 
+
+@pytest.fixture(scope="module")
+def address(double: DoubleServing, loop: LoopThread) -> Iterator[str]:
     async def start() -> tuple[GrpcServer, int]:
         server = GrpcServer(double, HOST, 0, GrpcSettings(), double.limits)
         return server, await server.start()
 
-    server, port = thread.run(start())
+    server, port = loop.run(start())
     yield f"{HOST}:{port}"
-    thread.run(server.close())
-    thread.close()
+    loop.run(server.close())
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +68,21 @@ async def serving(limits: EndpointSettings | None = None) -> AsyncIterator[tuple
         await server.close()
 
 
-def with_server(test: Callable[..., Awaitable[None]], limits: EndpointSettings | None = None) -> None:
-    async def run() -> None:
-        async with serving(limits) as (double, server, address):
-            await test(double, server, address)
+Scenario = Callable[[DoubleServing, GrpcServer, str], Awaitable[None]]
 
-    asyncio.run(run())
+
+@pytest.fixture
+def with_server(loop: LoopThread) -> Callable[..., None]:
+    """Run a coroutine beside a server of its own."""
+
+    def run_scenario(scenario: Scenario, limits: EndpointSettings | None = None) -> None:
+        async def run() -> None:
+            async with serving(limits) as (double, server, address):
+                await scenario(double, server, address)
+
+        loop.run(run())
+
+    return run_scenario
 
 
 def tensor(name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
@@ -251,7 +264,7 @@ def test_pi_13_health_check_follows_readiness(address: str, double: DoubleServin
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_health_watch_tells_changes_and_ends_with_a_drain() -> None:
+def test_health_watch_tells_changes_and_ends_with_a_drain(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             # Iterated, not read(): that returns EOF once the status is there, whatever came before it.
@@ -280,7 +293,7 @@ def test_reflection_describes_the_service(address: str) -> None:
         assert pool.FindMessageTypeByName("inference.ModelConfig").fields_by_name["max_batch_size"].number == 4
 
 
-def test_pi_05_a_message_over_the_limit_names_it() -> None:
+def test_pi_05_a_message_over_the_limit_names_it(with_server: Callable[..., None]) -> None:
     limits = EndpointSettings(max_request_bytes=1 << 20)
 
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
@@ -299,7 +312,7 @@ def test_pi_05_a_message_over_the_limit_names_it() -> None:
     with_server(test, limits)
 
 
-def test_large_tensors_pass_beyond_the_libraries_default() -> None:
+def test_large_tensors_pass_beyond_the_libraries_default(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         values = np.random.default_rng(7).random((2, 3 << 19), dtype=np.float32)
         async with triton_aio.InferenceServerClient(address) as client:
@@ -310,7 +323,7 @@ def test_large_tensors_pass_beyond_the_libraries_default() -> None:
     with_server(test)
 
 
-def test_pi_12_bad_requests_of_a_stream_are_told_under_their_ids() -> None:
+def test_pi_12_bad_requests_of_a_stream_are_told_under_their_ids(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         messages = [
             request_of(request_id="good-0"),
@@ -333,7 +346,7 @@ def test_pi_12_bad_requests_of_a_stream_are_told_under_their_ids() -> None:
     with_server(test)
 
 
-def test_bs_12_answers_of_a_stream_keep_the_order_of_the_requests() -> None:
+def test_bs_12_answers_of_a_stream_keep_the_order_of_the_requests(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         ids = [str(i) for i in range(500)]
         # Every third waits until the others are done, so completion order differs from request order.
@@ -357,7 +370,7 @@ async def _ids(stream: Any) -> list[str]:
     return [answer.infer_response.id async for answer in stream]
 
 
-def test_pi_12_a_cancelled_stream_withdraws_what_waits() -> None:
+def test_pi_12_a_cancelled_stream_withdraws_what_waits(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
@@ -384,7 +397,7 @@ def test_streams_through_the_sync_client(client: Any) -> None:
     np.testing.assert_array_equal(answers[3][0].as_numpy("OUTPUT0"), a + b)
 
 
-def test_a_cancelled_call_is_withdrawn() -> None:
+def test_a_cancelled_call_is_withdrawn(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request_of("held", "gone"))
@@ -395,7 +408,7 @@ def test_a_cancelled_call_is_withdrawn() -> None:
     with_server(test)
 
 
-def test_do_05_client_deadlines_arrive_and_expired_calls_are_withdrawn() -> None:
+def test_do_05_client_deadlines_arrive_and_expired_calls_are_withdrawn(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -415,7 +428,7 @@ def test_do_05_client_deadlines_arrive_and_expired_calls_are_withdrawn() -> None
     with_server(test)
 
 
-def test_a_drain_finishes_what_runs_and_ends_streams() -> None:
+def test_a_drain_finishes_what_runs_and_ends_streams(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -427,18 +440,17 @@ def test_a_drain_finishes_what_runs_and_ends_streams() -> None:
             await asyncio.sleep(0)
             double.release_held()
             assert (await running).id == "running"
-            answers: list[str] = []
+            answers = aiter(stream)
+            assert (await anext(answers)).infer_response.id == "streamed"
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for answer in stream:
-                    answers.append(answer.infer_response.id)  # noqa: PERF401 (kept when the stream ends badly)
-            assert answers == ["streamed"]
+                await anext(answers)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             await draining
 
     with_server(test)
 
 
-def test_two_servers_share_a_port_and_a_taken_one_is_refused() -> None:
+def test_two_servers_share_a_port_and_a_taken_one_is_refused(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         port = int(address.rpartition(":")[2])
         second = GrpcServer(double, HOST, port, GrpcSettings(), double.limits)
@@ -452,7 +464,9 @@ def test_two_servers_share_a_port_and_a_taken_one_is_refused() -> None:
     with_server(test)
 
 
-def test_unforeseen_failures_are_internal_and_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unforeseen_failures_are_internal_and_tell_nothing(
+    with_server: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         def start(*_: Any) -> None:
             raise RuntimeError("secret")
