@@ -312,6 +312,18 @@ def test_pi_05_a_message_over_the_limit_names_it(with_server: Callable[..., None
     with_server(test, limits)
 
 
+def test_a_compressed_bomb_is_not_inflated_beyond_the_limit(with_server: Callable[..., None]) -> None:
+    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+        async with grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(bytes(64 << 20))
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in str(caught.value.details())
+
+    with_server(test, EndpointSettings(max_request_bytes=1 << 20))
+
+
 def test_large_tensors_pass_beyond_the_libraries_default(with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
         values = np.random.default_rng(7).random((2, 3 << 19), dtype=np.float32)
