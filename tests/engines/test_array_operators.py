@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -458,3 +459,22 @@ def test_values_are_forgotten_after_their_last_use(scratch: Any) -> None:
     interpreter = Interpreter(read_graph(scratch, OPERATORS), np)
     interpreter.run({"v0": np.zeros(1000, np.float32)})
     assert interpreter.peak_bytes <= 3 * 4000
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [("Add", [(3, 4), (4,)]), ("MatMul", [(3, 4), (4, 2)]), ("Gemm", [(3, 4), (4, 2), (2,)]), ("Softmax", [(3, 4)]),
+     ("Relu", [(3, 4)]), ("Erf", [(3, 4)]), ("ReduceMean", [(3, 4)]), ("GlobalMaxPool", [(1, 2, 5)]),
+     ("LayerNormalization", [(3, 4), (4,), (4,)]), ("Conv", [(1, 2, 6), (3, 2, 3)])],
+)  # fmt: skip
+def test_bfloat16_computes_and_stays_bfloat16(scratch: Any, operator: str, shapes: list[tuple[int, ...]]) -> None:
+    """The runtime has no bfloat16 kernels on a CPU, so f32 on the same rounded values is the reference."""
+    halves = [floats(index, *shape, dtype=ml_dtypes.bfloat16) for index, shape in enumerate(shapes)]
+    scratch.write_bytes(model_of(operator, halves, 1, 18, {}))
+    feeds = {f"in{index}": array for index, array in enumerate(halves)}
+    got = Interpreter(read_graph(scratch, OPERATORS), np).run(feeds)["out0"]
+    assert got.dtype == np.dtype(ml_dtypes.bfloat16)
+    wide = [array.astype(np.float32) for array in halves]
+    scratch.write_bytes(model_of(operator, wide, 1, 18, {}))
+    want = Interpreter(read_graph(scratch, OPERATORS), np).run({f"in{i}": array for i, array in enumerate(wide)})
+    np.testing.assert_allclose(got.astype(np.float32), want["out0"], rtol=1e-2, atol=1e-2)
