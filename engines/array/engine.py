@@ -1,8 +1,8 @@
 """An engine of array operations: reads ONNX files and computes them node by node.
 
-It needs no runtime library, computes bfloat16 (halves as f32, rounded once per operator) and can be followed in a debugger, so tests use it
-beside ONNX Runtime. Written over ``xp``, the same operators run on a device module with numpy's functions. It is not
-made to be fast.
+It needs no runtime library, computes bfloat16 (halves as f32, rounded once per operator) and can be followed in a
+debugger, so tests use it beside ONNX Runtime. Written over ``xp``, the same operators run on a device module with
+numpy's functions. It is not made to be fast.
 """
 
 from __future__ import annotations
