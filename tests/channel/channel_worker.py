@@ -1,14 +1,16 @@
 """A worker that owns no device: every output is its input plus one. Runs in a thread, or as a process of its own.
 
-As a process: ``python channel_worker.py SOCKET GENERATION [hold]`` prints ``ready`` once it listens, then one line per
-event; with ``hold`` it takes requests and never answers.
+As a process: ``python channel_worker.py SOCKET GENERATION [hold] [tight]`` prints ``ready`` once it listens, then one
+line per event; with ``hold`` it takes requests and never answers, with ``tight`` it has little address space left.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 
@@ -54,6 +56,8 @@ class EchoWorker:
         for connection, ask in events.asks:
             if ask.what == "drain":
                 self.server.draining()
+            if ask.what == "unload":
+                self.server.publish_models([])
             if ask.what == "fail":
                 answer = Answer(id=ask.id, kind=int(Kind.NOT_FOUND), text="no such thing")
             else:
@@ -90,14 +94,15 @@ class EchoWorker:
 class WorkerThread:
     """An EchoWorker that runs until the block ends."""
 
-    def __init__(self, worker: EchoWorker) -> None:
+    def __init__(self, worker: EchoWorker, models: list[ModelEntry] | None = None) -> None:
         self.worker = worker
+        self._models = models or [echo_entry()]
         self._stop_fd = os.eventfd(0)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> EchoWorker:
         self.worker.server.open()
-        self.worker.server.publish_models([echo_entry()])
+        self.worker.server.publish_models(self._models)
         self.worker.server.watch(self._stop_fd)
         self._thread.start()
         return self.worker
@@ -113,11 +118,20 @@ class WorkerThread:
             pass
 
 
+def limit_address_space(more_bytes: int) -> None:
+    """Let this process map ``more_bytes`` more than it has now, and nothing beyond."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def main() -> None:
     worker = EchoWorker(sys.argv[1], int(sys.argv[2]))
     worker.hold = "hold" in sys.argv
     worker.server.open()
     worker.server.publish_models([echo_entry()])
+    if "tight" in sys.argv:
+        limit_address_space(64 << 20)
     print("ready", flush=True)
     taken = 0
     while True:

@@ -12,6 +12,7 @@ from engines.bundle.signature import LINE_BYTES, MAX_AXES, BlockLayout, Signatur
 from engines.errors import EngineFailed, Kind
 from engines.tensor import NDArray, TensorSpec
 from worker.channel.arena import Span
+from worker.channel.layout import WORD_BYTES
 from worker.channel.messages import ModelEntry
 from worker.channel.records import MASK_32, Reason
 
@@ -180,7 +181,7 @@ class Placement:
             offset = offsets[first + index]
             shape = tensor.shape(self.rows)
             if plan.variant.dynamic_outputs[index]:
-                shape = _written_shape(arena, offset, tensor, shape)
+                shape = _written_shape(arena, offset, tensor, shape, self.rows)
             arrays.append(np.ndarray(shape, tensor.dtype, arena, offset))
         return arrays
 
@@ -207,11 +208,14 @@ class Placement:
         ]
 
 
-def _written_shape(arena: NDArray, offset: int, tensor: _TensorPlan, room: tuple[int, ...]) -> tuple[int, ...]:
+def _written_shape(
+    arena: NDArray, offset: int, tensor: _TensorPlan, room: tuple[int, ...], rows: int
+) -> tuple[int, ...]:
     """Return the shape that the worker told for an output whose size depends on the data."""
     axes = len(room)
     assert axes <= MAX_AXES, f"output {tensor.name!r} has {axes} axes"
-    line = arena[offset - LINE_BYTES : offset - LINE_BYTES + 8 * axes].view(np.uint64).tolist()
-    if any(size > limit for size, limit in zip(line, room, strict=True)):
-        raise EngineFailed(f"output '{tensor.name}' has shape {line}, its limits are {list(room)}")
+    line: list[int] = arena[offset - LINE_BYTES : offset - LINE_BYTES + WORD_BYTES * axes].view(np.uint64).tolist()
+    fits = all(size <= limit for size, limit in zip(line, room, strict=True))
+    if not fits or (tensor.batched and line[len(tensor.before)] != rows):
+        raise EngineFailed(f"output '{tensor.name}' has shape {line}, its limits are {list(room)} for {rows} rows")
     return tuple(line)
