@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/end_to_end.py [--passes 5] [--seconds 3]
 
-Writes bench/results/end_to_end.json and prints the tables of bench/README.md. Every number is taken in alternation (A B A
-B ...) and told as the median and the range of the per-pass ratios; the machine's speed cancels within a pass.
+Writes bench/results/end_to_end.json and prints the tables of bench/README.md. Every number is taken in alternation
+(A B A B ...) and told as the median and the range of the per-pass ratios; the machine's speed cancels within a pass.
 """
 
 from __future__ import annotations

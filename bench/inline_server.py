@@ -2,16 +2,19 @@
 
     .venv/bin/python bench/inline_server.py --models DIR --port 0
 
-It is what most people write first, built from our own parts, so that a ratio against it shows what the worker, the rings
-and coalescing bring and not what another HTTP stack costs. Prints ``port N`` when it listens.
+It is what most people write first, built from our own parts, so that a ratio against it shows what the worker, the
+rings and coalescing bring and not what another HTTP stack costs. Prints ``port N`` when it listens.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import uvloop
 
