@@ -43,7 +43,8 @@ class SimModel:
 
     ``backlog`` keeps that many requests waiting from ``from_s`` on; ``rate`` is Poisson arrivals per second (with
     ``heavy_tail`` the gaps are Pareto); ``burst`` requests come at once every ``burst_every_s``. ``load_ms`` is how
-    long the first run waits for weights: the device is taken, but it is not compute.
+    long the first run waits for weights: the device is taken, but it is not compute. ``arrivals`` are recorded ones,
+    as (seconds, rows).
     """
 
     name: str
@@ -61,6 +62,7 @@ class SimModel:
     burst: int = 0
     burst_every_s: float = 1.0
     backlog: int = 0
+    arrivals: tuple[tuple[float, int], ...] = ()
     from_s: float = 0.0
     until_s: float = 1e9
     rows: tuple[int, ...] = (1,)
@@ -292,6 +294,8 @@ class Simulation:
             self._at(start_ns + self._gap_ns(model), lambda: self._arrive(model))
         if model.burst:
             self._at(start_ns + round(model.burst_every_s * SECOND), lambda: self._burst(model))
+        for at_s, rows in model.arrivals:
+            self._at(round(at_s * SECOND), lambda rows=rows: self._offer(replace(model, rows=(rows,))))
         if model.backlog:
             self._at(start_ns, lambda: self._refill(model))
         if model.remove_at_s:

@@ -16,17 +16,17 @@ def check_bound(seed: int) -> None:
     count = rng.randint(2, 6)
     weights = [rng.choice([1.0, 1.0, 2.0, 3.0, 5.0]) for _ in range(count)]
     least = min(weights) / sum(weights)
-    # Together below a third of (least share x half-life), a hundredfold apart.
+    # Together below a third of (least share x half-life), up to thirtyfold apart.
     room_ms = halflife_s * 1000 * least / 3 * 0.95
-    shares = [10 ** rng.uniform(-2, 0) for _ in range(count)]
+    shares = [10 ** rng.uniform(-1.5, 0) for _ in range(count)]
     costs_ms = [room_ms * share / sum(shares) for share in shares]
-    alone_s = rng.choice([0.0, halflife_s, 3 * halflife_s])
+    alone_s = rng.choice([0.0, halflife_s, 2 * halflife_s])
     models = tuple(
         SimModel(f"m{index}", sizes=(1,), run_ms=cost, weight=weight, backlog=2, from_s=0.0 if index == 0 else alone_s)
         for index, (cost, weight) in enumerate(zip(costs_ms, weights, strict=True))
     )
     bound_ns = (halflife_s * (1 + math.log2(1 / least)) + max(costs_ms) / 1000) * SECOND
-    duration_s = alone_s + 3 * halflife_s + 2 * bound_ns / SECOND
+    duration_s = alone_s + 1.3 * bound_ns / SECOND
     scenario = Scenario(
         "starvation",
         models,
