@@ -6,86 +6,21 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-import uvloop
-from channel_worker import SETTINGS, WIDTH, EchoWorker, WorkerThread, echo_entry
+from channel_client import Frontend, frontend, run
+from channel_worker import SETTINGS, EchoWorker, WorkerThread, echo_entry
 
-from engines.bundle.signature import Signature, Variant
-from engines.errors import ArenaFull, EngineFailed, Kind, NotFound, NotReady, QueueFull, TooLarge, Unavailable
-from engines.tensor import TensorSpec
+from engines.errors import ArenaFull, Kind, NotFound, NotReady, QueueFull, TooLarge, Unavailable
 from worker.channel import control_client
-from worker.channel.client import Placement, Reply, WorkerChannel
-from worker.channel.layout import SegmentLayout
+from worker.channel.client import Placement, Reply
+from worker.channel.doorbell import Barrier
 from worker.channel.messages import ModelEntry
 from worker.channel.reception import Events
 from worker.channel.records import NO_DEADLINE, Reason
-from worker.channel.segment import Segment, reserve
 from worker.channel.server import ChannelServer
 from worker.config import ChannelSettings
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(10):
-            await main()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
-
-
-class Frontend:
-    """A client with what it was told, and a way to wait for one reply."""
-
-    def __init__(self, socket_path: str, settings: object = SETTINGS) -> None:
-        self.models: list[list[ModelEntry]] = []
-        self.states: list[str] = []
-        self.changed = asyncio.Event()
-        self.channel = WorkerChannel(socket_path, "test", settings, self.on_models, self.on_state)  # type: ignore[arg-type]
-
-    def on_models(self, models: list[ModelEntry]) -> None:
-        self.models.append(models)
-        self.changed.set()
-
-    def on_state(self, state: str) -> None:
-        self.states.append(state)
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
-
-    @property
-    def entry(self) -> ModelEntry:
-        return self.models[-1][0]
-
-    async def infer(self, rows: int, value: float) -> tuple[Reply, list[float]]:
-        placement = self.channel.place(self.entry, 0, rows)
-        placement.inputs[0][:] = value
-        reply = await self.reply_to(placement)
-        seen = placement.outputs()[0][:, 0].tolist()
-        placement.release()
-        return reply, seen
-
-    def reply_to(self, placement: Placement) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.channel.submit(placement, NO_DEADLINE, 1, lambda _, reply: future.set_result(reply))
-        return future
-
-
-@asynccontextmanager
-async def frontend(socket_path: str, settings: object = SETTINGS) -> AsyncIterator[Frontend]:
-    one = Frontend(socket_path, settings)
-    await one.channel.start()
-    try:
-        yield one
-    finally:
-        await one.channel.close()
 
 
 @pytest.fixture
@@ -370,84 +305,6 @@ def test_nothing_is_left_open(socket_path: str) -> None:
     assert not os.path.exists(socket_path)
 
 
-def entry_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], variant: Variant) -> ModelEntry:
-    signature = Signature(inputs, outputs, inputs, outputs, (1, 8), (variant,))
-    return ModelEntry(model_id=1, name="odd", version="1", state="READY", signature=signature)
-
-
-def test_views_have_the_shapes_of_the_signature_and_never_overlap(socket_path: str) -> None:
-    inputs = (TensorSpec("a", "f32", (-1, WIDTH), 0), TensorSpec("b", "bf16", (-1, 3), 0))
-    outputs = (TensorSpec("c", "bool", (-1,), 0),)
-    entry = entry_of(inputs, outputs, Variant((), ((-1, WIDTH), (-1, 3)), ((-1,),), (False,)))
-
-    async def main() -> None:
-        async with frontend(socket_path) as one:
-            placements = [one.channel.place(one.entry, 0, rows) for rows in (2, 1, 5)]
-            arrays = [array for placement in placements for array in (*placement.inputs, *placement.outputs())]
-            assert [array.shape for array in arrays[:3]] == [(2, WIDTH), (2, 3), (2,)]
-            assert [array.dtype.name for array in arrays[:3]] == ["float32", "bfloat16", "bool"]
-            assert all(array.flags.writeable for array in arrays)
-            for index, array in enumerate(arrays):
-                array[...] = index % 2
-            assert all((array == index % 2).all() for index, array in enumerate(arrays))
-            # One block, rows side by side: the worker can run them together.
-            assert len({placement.span.block_offset for placement in placements}) == 1
-            assert [placement.span.row_start for placement in placements] == [0, 2, 3]
-            for placement in placements:
-                placement.release()
-                placement.release()
-
-    with WorkerThread(EchoWorker(socket_path), [entry]):
-        run(main)
-
-
-def test_a_batch_axis_elsewhere_gets_its_own_block(socket_path: str) -> None:
-    inputs = (TensorSpec("a", "f32", (4, -1, 2), 1), TensorSpec("b", "i64", (3,), None))
-    outputs = (TensorSpec("c", "f32", (-1, 2), 0),)
-    entry = entry_of(inputs, outputs, Variant((), ((4, -1, 2), (3,)), ((-1, 2),), (False,)))
-
-    async def main() -> None:
-        async with frontend(socket_path) as one:
-            first, second = one.channel.place(one.entry, 0, 5), one.channel.place(one.entry, 0, 5)
-            assert [array.shape for array in first.inputs] == [(4, 5, 2), (3,)]
-            assert first.inputs[0].flags.c_contiguous
-            assert (first.span.block_rows, first.span.row_start) == (5, 0)
-            assert first.span.block_offset != second.span.block_offset
-            first.release()
-            second.release()
-
-    with WorkerThread(EchoWorker(socket_path), [entry]):
-        run(main)
-
-
-def test_an_output_whose_size_depends_on_the_data_has_the_shape_that_was_written(socket_path: str) -> None:
-    inputs = (TensorSpec("a", "f32", (-1, 2), 0),)
-    outputs = (TensorSpec("c", "f32", (-1, -1), 0, (0, 10)),)
-    entry = entry_of(inputs, outputs, Variant((), ((-1, 2),), ((-1, 10),), (True,)))
-
-    async def main() -> None:
-        async with frontend(socket_path) as one:
-            placement = one.channel.place(one.entry, 0, 3)
-            other = one.channel.place(one.entry, 0, 3)
-            # The shape is told once per block, so requests of such a model cannot share one.
-            assert placement.span.block_offset != other.span.block_offset
-            offset = placement.span.block_offset + placement.plan.layout.offsets(3)[1]
-            line = placement.attachment.memory[offset - 64 : offset].view(np.uint64)
-            line[:2] = (3, 7)
-            assert placement.outputs()[0].shape == (3, 7)
-            for wrong in [(2, 7), (4, 7), (3, 11), (2**63, 1)]:
-                line[:2] = wrong
-                with pytest.raises(
-                    EngineFailed, match=r"output \'c\' has shape .* its limits are \[3, 10\] for 3 rows"
-                ):
-                    placement.outputs()
-            placement.release()
-            other.release()
-
-    with WorkerThread(EchoWorker(socket_path), [entry]):
-        run(main)
-
-
 def test_an_unloaded_model_gives_its_blocks_back(socket_path: str) -> None:
     async def main() -> None:
         async with frontend(socket_path) as one:
@@ -464,19 +321,6 @@ def test_an_unloaded_model_gives_its_blocks_back(socket_path: str) -> None:
 
     with WorkerThread(EchoWorker(socket_path)):
         run(main)
-
-
-def test_a_text_that_was_overwritten_is_not_taken_for_anothers(socket_path: str) -> None:
-    layout = SegmentLayout.of(4, 4096)
-    fd = reserve(layout.segment_bytes)
-    segment = Segment(fd, layout)
-    os.close(fd)
-    stored = segment.write_text(3, 77, "schön".encode())
-    assert segment.read_text(3, 77, stored) == "schön"
-    segment.write_text(3, 78, b"other")
-    assert segment.read_text(3, 77, stored) is None
-    assert segment.read_text(99, 77, stored) is None
-    assert segment.read_text(3, 78, 5000) is None
 
 
 def test_more_failures_at_once_than_texts_still_tell_the_kind(socket_path: str) -> None:
@@ -507,3 +351,18 @@ def test_a_short_poll_ends_in_time_and_a_look_does_not_wait(socket_path: str) ->
         assert time.monotonic_ns() - began_ns >= 300_000
     finally:
         server.close()
+
+
+def test_without_membarrier_the_channel_works_by_ringing_always(
+    socket_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Barrier, "start", lambda _: None)
+
+    async def main() -> None:
+        async with frontend(socket_path) as one:
+            for turn in range(300):
+                reply, seen = await one.infer(1, turn)
+                assert (reply.kind, seen) == (Kind.OK, [turn + 1])
+
+    with WorkerThread(EchoWorker(socket_path)):
+        run(main)

@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from channel_worker import SETTINGS, EchoWorker, echo_entry
 
-from engines.errors import AlreadyExists, InvalidInput
+from engines.errors import Kind
 from worker.channel import attach, frames, reception
 from worker.channel import layout as at
 from worker.channel.doorbell import open_doorbell
 from worker.channel.frames import FrameSocket
 from worker.channel.layout import SegmentLayout
 from worker.channel.messages import LAYOUT_VERSION, MAX_FRAME_BYTES, Answer, Ask, Hello, Refused, ToFrontend, Welcome
-from worker.channel.records import NO_DEADLINE, request_words
+from worker.channel.reception import Events
+from worker.channel.records import NO_DEADLINE, reply_words, request_words
 from worker.channel.ring import Producer
 from worker.channel.segment import Segment, WorkerPage, reserve
-from worker.channel.server import ChannelServer
 
 LAYOUT = SegmentLayout.of(SETTINGS.max_in_flight, SETTINGS.arena_bytes)
 MILLISECOND = 1_000_000
@@ -339,38 +339,6 @@ def test_a_silent_connection_gives_way(
     assert silent[0].heard() is None
 
 
-def test_a_stale_socket_file_is_replaced_and_a_live_one_is_not(worker: EchoWorker, socket_path: str) -> None:
-    second = ChannelServer(socket_path, SETTINGS, 2)
-    with pytest.raises(AlreadyExists, match="another worker listens"):
-        second.open()
-    stale = socket_path + "2"
-    dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    dead.bind(stale)
-    dead.close()
-    third = ChannelServer(stale, SETTINGS, 3)
-    third.open()
-    assert os.stat(stale).st_mode & 0o777 == 0o600
-    third.close()
-    assert not os.path.exists(stale)
-
-
-def test_closing_leaves_a_successors_socket_alone(socket_path: str) -> None:
-    first = ChannelServer(socket_path, SETTINGS, 1)
-    first.open()
-    os.unlink(socket_path)
-    second = ChannelServer(socket_path, SETTINGS, 2)
-    second.open()
-    first.close()
-    assert os.path.exists(socket_path)
-    second.close()
-
-
-def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
-    server = ChannelServer(str(tmp_path / ("x" * 120)), SETTINGS, 1)
-    with pytest.raises(InvalidInput, match="has more than 107 bytes"):
-        server.open()
-
-
 def test_watched_descriptors_are_reported_until_unwatched(worker: EchoWorker) -> None:
     fd = open_doorbell()
     worker.server.watch(fd)
@@ -379,3 +347,49 @@ def test_watched_descriptors_are_reported_until_unwatched(worker: EchoWorker) ->
     worker.server.unwatch(fd)
     assert worker.server.poll(MILLISECOND).fds == []
     os.close(fd)
+
+
+def test_sockets_are_looked_at_even_while_a_ring_always_has_work(
+    worker: EchoWorker, new_peer: Callable[[], Peer]
+) -> None:
+    busy, asking = new_peer(), new_peer()
+    busy.attach()
+    worker.turn(0)
+    busy.requests.push(request_words(1, 1, 0, 0, 0, 8, 0, 1, NO_DEADLINE, 1))
+    asking.frames.send(frames.encode(Ask(id=1, what="status")))
+    limit = 1_000_000
+    for _ in range(limit):
+        # Nobody takes the record, so that there is always something to do.
+        events = worker.server.poll(0)
+        assert worker.server.rung() == [worker.attached[0]]
+        if events.asks:
+            return
+    raise AssertionError(f"not within {limit} turns")
+
+
+def test_a_closed_channel_drops_replies_and_is_released_once(worker: EchoWorker, new_peer: Callable[[], Peer]) -> None:
+    peer = new_peer()
+    peer.attach()
+    worker.turn(0)
+    channel = worker.attached[0]
+    worker.hold = True
+    for number in range(3):
+        peer.requests.push(request_words(number + 1, 1, 0, 0, 0, 8, 0, 1, NO_DEADLINE, 1))
+    worker.turn(0)
+    channel.reply(reply_words(1, 0))
+    with pytest.raises(AssertionError, match="still attached"):
+        channel.release()
+    peer.frames.close()
+    events = Events()
+    while not events.detached:
+        events = worker.server.poll(MILLISECOND)
+    # A batch that was running when the frontend died still writes and answers.
+    channel.arena[:] = 1
+    channel.reply(reply_words(2, 0))
+    channel.fail(3, Kind.INTERNAL, "too late")
+    channel.flush()
+    assert channel.in_flight == 0
+    assert peer.segment.words[at.REPLY_TAIL_WORD] == 0
+    channel.release()
+    with pytest.raises(AssertionError, match="released before"):
+        channel.release()

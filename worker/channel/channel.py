@@ -88,20 +88,25 @@ class Channel:
         return records
 
     def reply(self, words: Record) -> None:
-        """Buffer one reply record; ``flush`` sends it."""
-        self._buffered.extend(words)
+        """Buffer one reply record; ``flush`` sends it. Dropped if the channel is closed."""
         self.in_flight -= 1
+        if not self.closed:
+            self._buffered.extend(words)
 
     def reply_many(self, records: NDArray) -> None:
-        """Buffer (n, 8) uint64 reply records; ``flush`` sends them."""
-        self._buffered.frombytes(np.ascontiguousarray(records, dtype=np.uint64).tobytes())
+        """Buffer (n, 8) uint64 reply records; ``flush`` sends them. Dropped if the channel is closed."""
         self.in_flight -= len(records)
+        if not self.closed:
+            self._buffered.frombytes(np.ascontiguousarray(records, dtype=np.uint64).tobytes())
 
     def fail(self, request_id: int, kind: Kind, text: str, **timings: int) -> None:
         """Buffer a failure with its text; ``timings`` are further fields of ``reply_words``.
 
         The last ``TEXT_SLOTS`` texts can be read; a frontend that comes too late for one tells the kind only.
         """
+        if self.closed:
+            self.in_flight -= 1
+            return
         slot = self._next_text_slot
         self._next_text_slot = (slot + 1) % TEXT_SLOTS
         stored_bytes = self._segment.write_text(slot, request_id, text.encode())
@@ -125,6 +130,7 @@ class Channel:
     def close(self) -> None:
         """Stop talking; the server calls it when the frontend is gone."""
         self.closed = True
+        self._buffered = array("Q")
 
     def release(self) -> None:
         """Give mapping, doorbell and id back, once, when nothing of this channel runs any more."""

@@ -191,7 +191,10 @@ class WorkerChannel:
                     self._barrier,
                     self._next_request_id,
                 )
-            except (ServingError, OSError) as error:
+            except Exception as error:
+                if not isinstance(error, (ServingError, OSError)):
+                    # Nobody waits for this task's result: whatever it is, it must be seen and must not end the tries.
+                    log.exception("channel.attach_broke")
                 self._note_failure(error)
                 if not first.done() and _is_final(error):
                     self._set_state("closed")
@@ -330,4 +333,4 @@ def _is_final(error: Exception) -> bool:
     """Return whether the first attach should give up rather than wait for a worker."""
     if isinstance(error, AttachRefused):
         return not error.wait_may_help
-    return isinstance(error, ServingError)
+    return not isinstance(error, OSError)

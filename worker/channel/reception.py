@@ -263,7 +263,7 @@ class Reception:
         self._table.put(channel)
         self._news.attached.append(channel)
         self.has_news = True
-        log.info("channel.attached id=%d name=%r pid=%d", channel_id, hello.name, connection.pid)
+        log.debug("channel.attached id=%d name=%r pid=%d", channel_id, hello.name, connection.pid)
         welcome = Welcome(
             layout_version=LAYOUT_VERSION, generation=self._generation, channel_id=channel_id, models=self.models
         )
@@ -279,7 +279,7 @@ class Reception:
         if channel.closed:
             return
         channel.close()
-        log.info("channel.detached id=%d name=%r pid=%d", channel.id, channel.name, channel.pid)
+        log.debug("channel.detached id=%d name=%r pid=%d", channel.id, channel.name, channel.pid)
         self._news.detached.append(channel)
         self.has_news = True
 

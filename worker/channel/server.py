@@ -32,6 +32,8 @@ CONTROL_INTERVAL_NS: Final = 5_000_000
 _SHORTEST_SPIN: Final = 16
 _COARSE_TIMEOUT_NS: Final = 20_000_000
 """From here on epoll's whole milliseconds are exact enough."""
+_SELECTABLE_FDS: Final = 1024
+"""select takes no descriptor from here on."""
 _NOTHING: Final = Events()
 
 
@@ -179,7 +181,7 @@ class ChannelServer:
             ready = self._epoll.poll()
         else:
             left_ns = max(began_ns + timeout_ns - asleep_ns, 0)
-            if left_ns < _COARSE_TIMEOUT_NS:
+            if left_ns < _COARSE_TIMEOUT_NS and self._epoll.fileno() < _SELECTABLE_FDS:
                 # select counts microseconds, epoll_wait whole milliseconds: a batching delay may be shorter than one.
                 select.select([self._epoll], [], [], left_ns / 1e9)
                 left_ns = 0
