@@ -1,0 +1,104 @@
+"""``gateway`` of the node file: who may call, which models go where, where batches and files live.
+
+Empty (the default) means no gateway: ``/v1`` does not exist. Secrets are named, not written: ``api_key_env`` is the name of
+an environment variable of the node.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.settings import Count
+from worker.config import Positive
+
+UpstreamKind = Literal["vllm", "openai_compatible", "openai", "local"]
+Routing = Literal["ordered", "weighted", "least_in_flight"]
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One deployment: a public model served through one upstream.
+
+    Attributes:
+        id: unique over all models; batch scheduling settings and counters belong to it.
+        endpoint: base URL ending in ``/v1``; empty for ``local``.
+        addresses: pinned IP addresses of the endpoint's host; required for every kind but ``local`` and ``openai``, so
+            that no name is resolved at request time.
+        upstream_model: the model's name there; the public name if empty. For ``local``, the bundle's name.
+        api_key_env: environment variable that holds the upstream's key; empty for none.
+        weight: share under ``weighted``.
+        timeout_seconds: connect to last byte, of one attempt.
+        cooldown_seconds, failures_to_open: circuit breaker.
+        supports_priority: the upstream understands ``priority``.
+    """
+
+    id: Identifier
+    kind: UpstreamKind
+    endpoint: str = ""
+    addresses: tuple[str, ...] = ()
+    upstream_model: str = ""
+    api_key_env: str = ""
+    weight: Positive = 1.0
+    timeout_seconds: Positive = 600.0
+    connect_timeout_seconds: Positive = 5.0
+    cooldown_seconds: Positive = 30.0
+    failures_to_open: Count = 5
+    supports_priority: bool = False
+
+
+class GatewayModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A public model name and its routes, in order of preference."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    routes: Annotated[tuple[RouteSettings, ...], Meta(min_length=1, max_length=64)]
+    routing: Routing = "ordered"
+
+
+class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Files and results. ``url``: empty for ``STATE/files``, ``file:///dir`` or ``s3://bucket/prefix``."""
+
+    url: str = ""
+    max_file_bytes: Count = 200 * 1024 * 1024
+    quota_bytes_per_workspace: Count = 50 * 1024**3
+    batch_retention_days: Annotated[int, Meta(ge=1, le=365)] = 7
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gateway-run batches. ``workers`` 0 switches the runner off; ``batch_concurrency`` 0 means no cap per batch."""
+
+    enabled: bool = True
+    workers: Annotated[int, Meta(ge=0, le=4096)] = 64
+    batch_concurrency: Annotated[int, Meta(ge=0, le=4096)] = 0
+    max_lines: Count = 50_000
+    max_line_bytes: Count = 4 * 1024 * 1024
+    active_batches_per_workspace: Count = 1000
+    validation: Literal["sync", "async"] = "sync"
+    lease_seconds: Positive = 60.0
+    lease_renew_seconds: Positive = 15.0
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of ``gateway``.
+
+    Attributes:
+        state_dir: keys, SQLite store and local files; ``RUN_DIR/gateway`` if empty.
+        store: empty for SQLite in ``state_dir``, or ``postgresql://...``.
+        store_password_env: environment variable with the database password, if the URL has none.
+        development: one workspace with one printed key, loopback upstreams allowed, so that one command is enough to try.
+        max_body_bytes: of a live ``/v1`` request; files have their own limit.
+        allow_client_priority: whether a client's own ``priority`` field reaches upstreams.
+    """
+
+    enabled: bool = False
+    development: bool = False
+    state_dir: str = ""
+    store: str = ""
+    store_password_env: str = ""
+    max_body_bytes: Count = 16 * 1024 * 1024
+    allow_client_priority: bool = False
+    models: Annotated[tuple[GatewayModel, ...], Meta(max_length=1024)] = ()
+    files: FileSettings = FileSettings()
+    batches: BatchSettings = BatchSettings()
