@@ -1,7 +1,7 @@
 """``gateway`` of the node file: who may call, which models go where, where batches and files live.
 
-Empty (the default) means no gateway: ``/v1`` does not exist. Secrets are named, not written: ``api_key_env`` is the name of
-an environment variable of the node.
+Empty (the default) means no gateway: ``/v1`` does not exist. Secrets are named, not written: ``api_key_env`` is the name
+of an environment variable of the node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         state_dir: keys, SQLite store and local files; ``RUN_DIR/gateway`` if empty.
         store: empty for SQLite in ``state_dir``, or ``postgresql://...``.
         store_password_env: environment variable with the database password, if the URL has none.
-        development: one workspace with one printed key, loopback upstreams allowed, so that one command is enough to try.
+        development: one workspace with one printed key, loopback upstreams allowed: one command is enough to try.
         max_body_bytes: of a live ``/v1`` request; files have their own limit.
         allow_client_priority: whether a client's own ``priority`` field reaches upstreams.
     """
