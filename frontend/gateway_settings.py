@@ -1,7 +1,7 @@
 """``gateway`` of the node file: who may call, which models go where, where batches and files live.
 
-Empty (the default) means no gateway: ``/v1`` does not exist. Secrets are named, not written: ``api_key_env`` is the name
-of an environment variable of the node.
+Empty (the default) means no gateway: ``/v1`` does not exist. Secrets are named, not written: ``api_key_env`` names an
+environment variable of the node.
 """
 
 from __future__ import annotations
