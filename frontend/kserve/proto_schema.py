@@ -1,9 +1,6 @@
 """The messages of KServe's gRPC service and of the model configuration it carries, as compact text.
 
-Names, numbers and types are facts of the wire. A line ``message Name`` opens a message (nested ones are written
-``Outer.Name``); the lines under it are its fields: name, number, type. ``*`` after a type means repeated,
-``map<key,value>`` is a map, ``name?choice`` puts the field into the oneof ``choice``. ``enum Name`` lists values.
-Of the model configuration, only what this server fills or clients look for is declared.
+Names, numbers and types are facts of the wire; ``frontend.descriptors`` says how the text is read. Of the model configuration, only what this server fills or clients look for is declared.
 """
 
 from __future__ import annotations
