@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -211,6 +212,7 @@ class Simulation:
         self._waiting: dict[int, tuple[dict[int, Request], dict[int, Request]]] = {}
         self._state: dict[int, str] = {}
         self._accepted_at: dict[int, tuple[int, int]] = {}
+        self._accepted_then: Counter[int] = Counter()
         self._front_since: dict[int, int] = {}
         self._committed_runs = 0
         self._patient = any(model.max_queue_delay_ms for model in scenario.models)
@@ -358,7 +360,8 @@ class Simulation:
             return
         self._waiting[request.model_id][0 if request.committed else 1][key] = request
         assert sum(map(len, self._waiting[request.model_id])) <= self.scenario.max_queue_depth
-        self._accepted_at[key] = (self.result.dispatches, queued + self._committed_runs)
+        self._accepted_then[self.now_ns] += 1
+        self._accepted_at[key] = (self.result.dispatches, queued - self._committed_runs)
         self._front_since.setdefault(request.model_id, self.now_ns)
         if rng.random() < model.cancels:
             self._at(self.now_ns + round(rng.expovariate(1.0) * 10 * MS), lambda: self._cancel(key))
@@ -454,7 +457,8 @@ class Simulation:
             dispatches, ahead = self._accepted_at.pop(request.key)
             if self.scenario.discipline is Discipline.FIFO and not self._patient:
                 rounds = self.result.dispatches - 1 - dispatches
-                assert rounds <= ahead + self._committed_runs, "overtaken under fifo"
+                same_instant = self._accepted_then[request.arrival_ns]
+                assert rounds <= ahead + same_instant + self._committed_runs, "overtaken under fifo"
         self._committed_runs += requests[0].committed
         worst = self.result.worst_front_wait_ns
         waited_ns = self.now_ns - self._front_since.pop(dispatch.model_id)
