@@ -1,4 +1,4 @@
-"""The gRPC server of a frontend: KServe's service, health and reflection, on grpcio's asyncio server.
+"""The gRPC server of a frontend on grpcio's asyncio server: the complete one, and the reference for the fast one.
 
 Handlers take and give bytes: the codecs decide when protobuf is worth its copies. Every failure leaves as the status
 that ``status.STATUS`` says, its text as the details; one nobody foresaw is logged and leaves as INTERNAL.
@@ -7,38 +7,35 @@ that ``status.STATUS`` says, its text as the details; one nobody foresaw is logg
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from google.protobuf import json_format
-from google.protobuf.message import DecodeError
 
-from engines.errors import Internal, InvalidInput, NotFound, NotReady, ServingError, Unsupported
-from frontend.grpc_health import HEALTH_SERVICE, health_handlers
-from frontend.grpc_reflection import enable_reflection
-from frontend.grpc_stream import InferStream
-from frontend.kserve import metadata, proto_schema
+from frontend.grpc_health import CHECK_PATH, HEALTH_SERVICE, WATCH_PATH, Health
+from frontend.grpc_methods import (
+    INFER_PATH,
+    STREAM_PATH,
+    GrpcMethods,
+    Method,
+    deadline_ns,
+    failure_of,
+    outcome_of,
+)
+from frontend.grpc_reflection import PATHS, Reflection
+from frontend.grpc_stream import STOPPING_TEXT, InferStream
+from frontend.kserve import proto_schema
 from frontend.kserve.grpc_codec import decode_infer, encode_infer
-from frontend.kserve.proto import message_class
-from frontend.kserve.status import error_text, status_of
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
-
-log = logging.getLogger("frontend.grpc")
 
 MESSAGE_ROOM_BYTES: Final = 16 * 1024 * 1024
 """How far above ``max_request_bytes`` a message is still read, to be refused with a text that names the setting; gRPC's
 own refusal, which only gives a number, stands beyond."""
-MAX_DEADLINE_S: Final = 365 * 24 * 3600.0
-"""Remaining time from which on a deadline counts as none: clients send the end of time for 'never'."""
 MIN_PING_INTERVAL_MS: Final = 10_000
 """Pings of idle clients are tolerated from this interval on; gRPC's default of 5 minutes closes their connections."""
-
-Body = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 class GrpcServer:
@@ -68,8 +65,6 @@ class GrpcServer:
             options=_options(self._limits), maximum_concurrent_rpcs=self._settings.max_concurrent_rpcs
         )
         server.add_generic_rpc_handlers((_Service(self._handlers()),))
-        if self._settings.reflection:
-            enable_reflection(server, (proto_schema.SERVICE, HEALTH_SERVICE))
         host = f"[{self._host}]" if ":" in self._host else self._host
         try:
             port: int = server.add_insecure_port(f"{host}:{self._port}")
@@ -96,96 +91,107 @@ class GrpcServer:
             await server.stop(None)
 
     def _handlers(self) -> dict[str, Any]:
-        bodies: dict[str, Body] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._model_infer,
-            "RepositoryIndex": self._repository_index,
+        health = Health(self._serving, self._draining)
+        methods = {
+            **GrpcMethods(self._serving, self._limits).by_path(),
+            CHECK_PATH: health.check,
         }
-        handlers: dict[str, Any] = {}
-        for rpc in proto_schema.RPCS:
-            path = f"/{proto_schema.SERVICE}/{rpc}"
-            if rpc == proto_schema.STREAM_RPC:
-                handlers[path] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
-            else:
-                handlers[path] = grpc.unary_unary_rpc_method_handler(_guarded(bodies.get(rpc) or _not_offered(rpc)))
-        handlers.update(health_handlers(self._serving, self._draining))
+        unary = grpc.unary_unary_rpc_method_handler
+        handlers: dict[str, Any] = {path: unary(_guarded(method)) for path, method in methods.items()}
+        handlers[INFER_PATH] = unary(self._model_infer)
+        handlers[STREAM_PATH] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
+        handlers[WATCH_PATH] = grpc.unary_stream_rpc_method_handler(_guarded_stream(health.watch))
+        if self._settings.reflection:
+            reflection = Reflection((proto_schema.SERVICE, HEALTH_SERVICE))
+            handlers.update(dict.fromkeys(PATHS, grpc.stream_stream_rpc_method_handler(_each(reflection.answer))))
         return handlers
-
-    async def _server_live(self, data: bytes, context: Any) -> bytes:
-        return _rendered("ServerLiveResponse", {"live": self._serving.live()})
-
-    async def _server_ready(self, data: bytes, context: Any) -> bytes:
-        return _rendered("ServerReadyResponse", {"ready": self._serving.ready()})
-
-    async def _model_ready(self, data: bytes, context: Any) -> bytes:
-        request = _parsed("ModelReadyRequest", data)
-        try:
-            self._serving.entry(request.name, request.version)
-            ready = True
-        except (NotFound, NotReady):
-            ready = False
-        return _rendered("ModelReadyResponse", {"ready": ready})
-
-    async def _server_metadata(self, data: bytes, context: Any) -> bytes:
-        return _rendered("ServerMetadataResponse", metadata.server_metadata(self._limits))
-
-    async def _model_metadata(self, data: bytes, context: Any) -> bytes:
-        request = _parsed("ModelMetadataRequest", data)
-        entry = self._serving.entry(request.name, request.version)
-        versions = self._serving.versions(request.name)
-        return _rendered("ModelMetadataResponse", metadata.model_metadata(entry, versions))
-
-    async def _model_config(self, data: bytes, context: Any) -> bytes:
-        request = _parsed("ModelConfigRequest", data)
-        entry = self._serving.entry(request.name, request.version)
-        return _rendered("ModelConfigResponse", {"config": metadata.model_config(entry)})
-
-    async def _model_statistics(self, data: bytes, context: Any) -> bytes:
-        request = _parsed("ModelStatisticsRequest", data)
-        statistics = await self._serving.statistics(request.name, request.version)
-        return _rendered("ModelStatisticsResponse", metadata.statistics_document(statistics))
-
-    async def _repository_index(self, data: bytes, context: Any) -> bytes:
-        request = _parsed("RepositoryIndexRequest", data)
-        index = metadata.repository_index(self._serving.entries(), request.ready)
-        return _rendered("RepositoryIndexResponse", {"models": index})
 
     async def _model_infer(self, data: bytes, context: Any) -> bytes:
         arrival_ns = time.monotonic_ns()
-        request = decode_infer(data, self._limits)
-        request.deadline_ns = deadline_ns(context.time_remaining(), arrival_ns)
-        response = await self._serving.infer(request, arrival_ns)
         try:
-            return encode_infer(response)
-        finally:
-            response.release()
+            request = decode_infer(data, self._limits)
+            request.deadline_ns = deadline_ns(context.time_remaining(), arrival_ns)
+            response = await self._serving.infer(request, arrival_ns)
+            try:
+                return encode_infer(response)
+            finally:
+                response.release()
+        except Exception as error:
+            failure = error
+        await _abort(context, failure)
+        return b""
 
     async def _model_stream_infer(self, requests: Any, context: Any) -> None:
-        arrival_ns = time.monotonic_ns()
-        stream = InferStream(
-            self._serving, self._limits, context, deadline_ns(context.time_remaining(), arrival_ns), self._draining
-        )
-        await stream.run()
+        deadline = deadline_ns(context.time_remaining(), time.monotonic_ns())
+        await _StreamCall(self._serving, self._limits, context, deadline, self._draining).run()
 
 
-def deadline_ns(remaining_s: float | None, now_ns: int) -> int | None:
-    """Return the absolute deadline of an RPC, None if it has none that matters."""
-    if remaining_s is None or not remaining_s < MAX_DEADLINE_S:
-        return None
-    return now_ns + int(remaining_s * 1e9)
+class _StreamCall:
+    """Moves the messages of one ModelStreamInfer call between grpcio and ``InferStream``."""
 
+    def __init__(
+        self,
+        serving: Serving,
+        limits: EndpointSettings,
+        context: Any,
+        deadline: int | None,
+        draining: asyncio.Event,
+    ) -> None:
+        self._context = context
+        self._draining = draining
+        self._awake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._read_all = False
+        self._half_closed = False
+        self._stream = InferStream(serving, limits, deadline, self._awake.set)
 
-async def abort(context: Any, error: ServingError) -> None:
-    """End an RPC with an error's status; raises, as every abort does."""
-    status = status_of(error)
-    trailing = () if status.retry_after_s is None else (("retry-after", str(status.retry_after_s)),)
-    await context.abort(_CODES[status.grpc], error_text(error), trailing)
+    async def run(self) -> None:
+        """Answer until the client half-closes or the server drains; a cancelled stream withdraws what waits."""
+        reading = asyncio.create_task(self._read_until_drained())
+        try:
+            while True:
+                self._awake.clear()
+                while (answer := self._stream.next_answer()) is not None:
+                    parts, release = answer
+                    data = b"".join(parts)
+                    if release is not None:
+                        release()
+                    await self._context.write(data)
+                    self._room.set()
+                if self._read_all and not len(self._stream):
+                    break
+                await self._awake.wait()
+        finally:
+            reading.cancel()
+            self._stream.withdraw()
+        if not self._half_closed:
+            # What the client sent meanwhile was not read: an orderly end would tell it that all was answered.
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, STOPPING_TEXT)
+
+    async def _read_until_drained(self) -> None:
+        reading = asyncio.create_task(self._read())
+        draining = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait((reading, draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            draining.cancel()
+            await asyncio.gather(reading, draining, return_exceptions=True)
+        self._read_all = True
+        self._awake.set()
+
+    async def _read(self) -> None:
+        while True:
+            while self._stream.full:
+                self._room.clear()
+                await self._room.wait()
+            data = await self._context.read()
+            if data is grpc.aio.EOF:
+                self._half_closed = True
+                return
+            if self._draining.is_set():
+                self._stream.drain()
+            self._stream.accept(data)
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -201,39 +207,49 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _guarded(body: Body) -> Body:
+async def _abort(context: Any, error: Exception) -> None:
+    """End an RPC with an error's status; raises, as every abort does."""
+    status, text, retry_after_s = outcome_of(failure_of(error))
+    trailing = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
+    await context.abort(_CODES[status], text, trailing)
+
+
+def _guarded(method: Method) -> Callable[[bytes, Any], Any]:
     async def handler(data: bytes, context: Any) -> bytes:
         try:
-            return await body(data, context)
-        except ServingError as error:
+            return await method(data)
+        except Exception as error:
             failure = error
-        except Exception:
-            log.exception("rpc.failed")
-            failure = Internal("internal error")
-        await abort(context, failure)
+        await _abort(context, failure)
         return b""
 
     return handler
 
 
-def _not_offered(rpc: str) -> Body:
-    async def body(data: bytes, context: Any) -> bytes:
-        raise Unsupported(f"{rpc} is not offered by this server")
+def _guarded_stream(method: Callable[[bytes], AsyncIterator[bytes]]) -> Callable[[bytes, Any], Any]:
+    async def handler(data: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for message in method(data):
+                yield message
+            return
+        except Exception as error:
+            failure = error
+        await _abort(context, failure)
 
-    return body
+    return handler
 
 
-def _parsed(name: str, data: bytes) -> Any:
-    try:
-        return message_class(name).FromString(data)
-    except DecodeError as error:
-        raise InvalidInput(f"failed to parse the {name} message: {error}") from error
+def _each(answer: Callable[[bytes], bytes]) -> Callable[[Any, Any], Any]:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield answer(request)
+            return
+        except Exception as error:
+            failure = error
+        await _abort(context, failure)
 
-
-def _rendered(name: str, document: metadata.Document) -> bytes:
-    message = json_format.ParseDict(document, message_class(name)(), ignore_unknown_fields=True)
-    data: bytes = message.SerializeToString()
-    return data
+    return handler
 
 
 def _options(limits: EndpointSettings) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""grpc.health.v1 over what the frontend says of itself: one truth for every probe."""
+"""grpc.health.v1 over what the frontend says of itself: one truth for every probe, whichever server carries it."""
 
 from __future__ import annotations
 
@@ -6,58 +6,79 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from engines.errors import InvalidInput, NotFound
 from frontend.kserve import proto_schema
 from frontend.serving import Serving
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+CHECK_PATH: Final = f"/{HEALTH_SERVICE}/Check"
+WATCH_PATH: Final = f"/{HEALTH_SERVICE}/Watch"
 POLL_S: Final = 0.25
 """How often a watched status is looked at. Readiness has no event of its own: it also follows from the worker's and
 the models' state, and a probe need not know sooner."""
 _KNOWN: Final = ("", proto_schema.SERVICE)
 
 
-def health_handlers(serving: Serving, draining: asyncio.Event) -> dict[str, Any]:
-    """Return the handlers of Check and Watch by method path.
+class Health:
+    """Check and Watch. A server that drains is NOT_SERVING."""
 
-    Check of an unknown service is NOT_FOUND, Watch of one says SERVICE_UNKNOWN and stays open, as the health protocol
-    demands. A drained server tells its watchers NOT_SERVING and ends.
-    """
+    def __init__(self, serving: Serving, draining: asyncio.Event) -> None:
+        self._serving = serving
+        self._draining = draining
 
-    def status(service: str) -> Any:
+    async def check(self, data: bytes) -> bytes:
+        """Return the HealthCheckResponse to a HealthCheckRequest.
+
+        Raises:
+            NotFound: unknown service, as the health protocol demands.
+            InvalidInput: not a HealthCheckRequest.
+        """
+        service = _service(data)
         if service not in _KNOWN:
-            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if serving.ready() and not draining.is_set():
-            return health_pb2.HealthCheckResponse.SERVING
-        return health_pb2.HealthCheckResponse.NOT_SERVING
+            raise NotFound(f"unknown service '{service[:200]}'")
+        return self._told(service)
 
-    async def check(request: Any, context: Any) -> Any:
-        if request.service not in _KNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service[:200]}'")
-        return health_pb2.HealthCheckResponse(status=status(request.service))
+    async def watch(self, data: bytes) -> AsyncIterator[bytes]:
+        """Yield the status now and after every change; an unknown service is SERVICE_UNKNOWN and stays open.
 
-    async def watch(request: Any, context: Any) -> AsyncIterator[Any]:
-        told = None
+        A drain is told and ends it.
+
+        Raises:
+            InvalidInput: not a HealthCheckRequest.
+        """
+        service = _service(data)
+        told = b""
         while True:
-            now = status(request.service)
+            now = self._told(service)
             if now != told:
                 told = now
-                yield health_pb2.HealthCheckResponse(status=now)
-            if draining.is_set():
+                yield now
+            if self._draining.is_set():
                 return
             try:
                 async with asyncio.timeout(POLL_S):
-                    await draining.wait()
+                    await self._draining.wait()
             except TimeoutError:
                 continue
 
-    codec = {
-        "request_deserializer": health_pb2.HealthCheckRequest.FromString,
-        "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-    }
-    return {
-        f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(check, **codec),
-        f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(watch, **codec),
-    }
+    def _told(self, service: str) -> bytes:
+        response: Any = health_pb2.HealthCheckResponse
+        if service not in _KNOWN:
+            status = response.SERVICE_UNKNOWN
+        elif self._serving.ready() and not self._draining.is_set():
+            status = response.SERVING
+        else:
+            status = response.NOT_SERVING
+        data: bytes = response(status=status).SerializeToString()
+        return data
+
+
+def _service(data: bytes) -> str:
+    try:
+        service: str = health_pb2.HealthCheckRequest.FromString(data).service
+    except DecodeError as error:
+        raise InvalidInput(f"failed to parse the HealthCheckRequest message: {error}") from error
+    return service

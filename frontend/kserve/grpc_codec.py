@@ -70,7 +70,7 @@ class Envelope:
         return request_id
 
 
-def open_envelope(data: bytes, limits: EndpointSettings) -> Envelope:
+def open_envelope(data: Buffer, limits: EndpointSettings) -> Envelope:
     """Parse a ModelInferRequest.
 
     Raises:
@@ -95,7 +95,7 @@ def open_envelope(data: bytes, limits: EndpointSettings) -> Envelope:
     return Envelope(message, message.raw_input_contents)
 
 
-def decode_infer(data: bytes, limits: EndpointSettings) -> InferRequest:
+def decode_infer(data: Buffer, limits: EndpointSettings) -> InferRequest:
     """Return the request in a ModelInferRequest; large raw tensors borrow ``data``.
 
     Raises:
@@ -131,13 +131,18 @@ def encode_infer(response: InferResponse) -> bytes:
     Raises:
         InvalidInput: an output has no classes (classification).
     """
-    return b"".join(_infer_parts(response))
+    return b"".join(infer_parts(response))
 
 
 def encode_stream_infer(response: InferResponse) -> bytes:
-    """Return the serialised ModelStreamInferResponse around a response."""
-    parts = _infer_parts(response)
-    return b"".join((_STREAM_RESPONSE_KEY, varint(sum(map(len, parts))), *parts))
+    """Return the serialised ModelStreamInferResponse around a response; nothing borrows it afterwards."""
+    return b"".join(stream_infer_parts(response))
+
+
+def stream_infer_parts(response: InferResponse) -> list[Buffer]:
+    """Return the parts of a ModelStreamInferResponse; those of large outputs borrow the response."""
+    parts = infer_parts(response)
+    return [_STREAM_RESPONSE_KEY + varint(sum(map(len, parts))), *parts]
 
 
 def encode_stream_error(error: ServingError | str, request_id: str) -> bytes:
@@ -148,7 +153,12 @@ def encode_stream_error(error: ServingError | str, request_id: str) -> bytes:
     return data
 
 
-def _infer_parts(response: InferResponse) -> list[Buffer]:
+def infer_parts(response: InferResponse) -> list[Buffer]:
+    """Return the parts of a serialised ModelInferResponse, every output raw; the outputs' parts borrow the response.
+
+    Raises:
+        InvalidInput: an output has no classes (classification).
+    """
     message = _Response(model_name=response.model, model_version=response.version, id=response.request_id)
     for name, value in response.parameters.items():
         _set_parameter(message.parameters[name], value)

@@ -26,7 +26,9 @@ def key(field: int, wire_type: int) -> bytes:
     return varint(field << 3 | wire_type)
 
 
-def cut_field(data: bytes, field: int, most_fields: int) -> tuple[bytes, list[memoryview], int] | None:
+def cut_field(
+    data: bytes | bytearray | memoryview, field: int, most_fields: int
+) -> tuple[bytes, list[memoryview], int] | None:
     """Cut every value of a length-delimited top-level field out of a message.
 
     Returns:
@@ -71,7 +73,7 @@ def cut_field(data: bytes, field: int, most_fields: int) -> tuple[bytes, list[me
     return b"".join(rest), values, fields
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = data[at]
