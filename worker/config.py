@@ -14,6 +14,8 @@ from msgspec import Meta
 Positive = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
+MAX_WEIGHT = float(1 << 40)
+"""Largest weight of a model: sums of any number of them stay exact enough to divide by."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +30,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """``global.scheduler`` of the node file."""
 
     discipline: str = "fair"
-    sizing: str = "fill"
+    sizing: str = "learned"
     ema_halflife_seconds: Positive = 30.0
     recency_penalty_cap: Fraction = 0.25
     coalescing_discount: Annotated[float, Meta(ge=0, lt=1)] = 0.10

@@ -115,8 +115,7 @@ class Dispatcher:
         Raises:
             InvalidInput: no compiled size holds the request (rule 11).
         """
-        largest = max((request.rows for request in dispatch.requests), default=0)
-        if dispatch.batch_size < 0 or (dispatch.batch_size and largest > dispatch.batch_size):
+        if dispatch.batch_size < 0 or 0 < dispatch.batch_size < dispatch.rows:
             raise InvalidInput(shape_text(loaded.signature, dispatch))
         executable = loaded.executable(dispatch.variant, dispatch.batch_size)
         if loaded.shares_blocks:

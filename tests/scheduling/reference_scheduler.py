@@ -72,7 +72,8 @@ class ReferenceScheduler:
         """Return (model id, plan, keys taken, keys dropped on the way), or None when idle."""
         dropped = self.expire(now_ns)
         while busy := [model for model in self.models.values() if model.waiting]:
-            committed = [(one.arrival_ns, model) for model in busy for one in model.waiting if one.committed]
+            # Among committed requests the order of offering rules: each was promised the next turn when it came.
+            committed = [(one.key, model) for model in busy for one in model.waiting if one.committed]
             model = min(committed, key=lambda pair: pair[0])[1] if committed else self._choose(busy, now_ns)
             plan = self._plan(model)
             taken = model.waiting[: plan.taken]

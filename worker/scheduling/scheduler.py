@@ -255,6 +255,10 @@ class Scheduler:
         """Return the model to run; something is queued."""
         if self._committed:
             return self._models[self._committed[0].model_id]
+        if len(self._busy) == 1 and not self._patient:
+            # Every discipline picks the only candidate; scoring it would be half the cost of a lone dispatch.
+            (model,) = self._busy.values()
+            return model
         passed_over: frozenset[int] | set[int] = _NONE_PASSED_OVER
         if self._patient:
             held = {

@@ -43,7 +43,7 @@ class SchedulerOptions:
     """
 
     discipline: Discipline = Discipline.FAIR
-    sizing: Sizing = Sizing.FILL
+    sizing: Sizing = Sizing.LEARNED
     ema_halflife_ns: int = 30_000_000_000
     recency_penalty_cap: float = 0.25
     coalescing_discount: float = 0.10
