@@ -127,7 +127,7 @@ def machine() -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Render the Markdown table."""
     lines = [
-        "| model, callers | node / inline | node / raw loop at batch 32 | node req/s | p50 ms (inline) | p99 ms (inline) |",
+        "| model, callers | node / inline | node / raw loop at batch 32 | req/s | p50 ms (inline) | p99 ms (inline) |",
         "|---|---|---|---|---|---|",
     ]
     for key, rows in result["rows"].items():
