@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from engines.errors import InvalidInput, Kind, NotFound, ServingError
+from engines.errors import InvalidInput, Kind, NotFound, NotReady, ServingError
 from worker.channel.messages import Answer, Ask
 from worker.channel.node_link import Status
 from worker.channel.series import Series
+from worker.config import MAX_WEIGHT
 from worker.metrics import model_series
-from worker.models import LoadedModel
+from worker.models import UNAVAILABLE, LoadedModel
 from worker.registry import Registry
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.types import ModelSnapshot
+
+RESIDENCY = "device"
+"""Where every loaded model's weights are, until they can be elsewhere."""
 
 
 class Figures(Protocol):
@@ -31,6 +35,7 @@ class Control:
         self._registry = registry
         self._scheduler = scheduler
         self._figures = figures
+        self._weights: dict[str, float] = {}
         self._answers: dict[str, Callable[[dict[str, Any], int], Any]] = {
             "models": self._models,
             "statistics": self._statistics,
@@ -62,6 +67,27 @@ class Control:
         depths = {loaded.entry.model_id: snapshot.queue_depth for loaded, snapshot in self._snapshots(now_ns)}
         return Status(models=self._registry.status(depths))
 
+    def loaded(self, model: LoadedModel, now_ns: int) -> None:
+        """Give a model that has just been loaded the weight that was set while it was not."""
+        weight = self._weights.get(model.entry.name)
+        if weight is not None:
+            self._scheduler.set_weight(model.entry.model_id, weight, now_ns)
+
+    def _chosen(self, args: dict[str, Any], now_ns: int) -> list[tuple[LoadedModel, ModelSnapshot]]:
+        """Return the loaded versions of ``args["model"]``; of every model if it is empty or not given."""
+        model = args.get("model", "")
+        if model:
+            self._known(model)
+        return [pair for pair in self._snapshots(now_ns) if model in ("", pair[0].entry.name)]
+
+    def _known(self, model: object) -> None:
+        """Raise NotFound for a model that is not in the repository, NotReady for one of which no version can serve."""
+        entries = [entry for entry in self._registry.entries() if entry.name == model]
+        if not entries:
+            raise NotFound(f"Request for unknown model: '{model}' is not found")
+        if all(entry.state == UNAVAILABLE for entry in entries):
+            raise NotReady(f"model '{model}' is {entries[0].state}: {entries[0].reason}")
+
     def _snapshots(self, now_ns: int) -> list[tuple[LoadedModel, ModelSnapshot]]:
         pairs = []
         for snapshot in self._scheduler.snapshot(now_ns).models:
@@ -79,8 +105,8 @@ class Control:
     def _statistics(self, args: dict[str, Any], now_ns: int) -> Any:
         model, version = args.get("model", ""), args.get("version", "")
         found = [
-            loaded.counters.statistics()
-            for loaded in self._registry.all_loaded()
+            loaded.counters.statistics(snapshot)
+            for loaded, snapshot in self._snapshots(now_ns)
             if model in ("", loaded.entry.name) and version in ("", loaded.entry.version)
         ]
         if model and not found:
@@ -103,9 +129,9 @@ class Control:
                 "batch_sizes": {str(size): count for size, count in sorted(snapshot.dispatched_sizes.items())},
                 "shed": snapshot.sheds,
                 "effective_max_batch": snapshot.max_batch_rows,
-                "residency": "device",
+                "residency": RESIDENCY,
             }
-            for loaded, snapshot in self._snapshots(now_ns)
+            for loaded, snapshot in self._chosen(args, now_ns)
         }
 
     def _control_status(self, args: dict[str, Any], now_ns: int) -> Any:
@@ -124,21 +150,26 @@ class Control:
                     "dispatch_count": snapshot.dispatches,
                     "requests_served": snapshot.requests,
                     "rows_served": snapshot.rows,
+                    "compute_seconds": snapshot.compute_ns / 1e9,
                     "effective_max_batch": snapshot.max_batch_rows,
+                    "residency": RESIDENCY,
                     "batch_axis": _wire_axis(loaded),
                 }
-                for loaded, snapshot in self._snapshots(now_ns)
+                for loaded, snapshot in self._chosen(args, now_ns)
             ],
         }
 
     def _set_policy(self, args: dict[str, Any], now_ns: int) -> Any:
         model, weight = args.get("model"), args.get("weight")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise InvalidInput(f"weight: expected a finite number above 0, got {weight!r}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
+            shown = reprlib.repr(weight)
+            raise InvalidInput(f"weight: expected a number above 0 and at most {MAX_WEIGHT:.0f}, got {shown}")
+        if not isinstance(model, str):
+            raise InvalidInput(f"model: expected a name, got {reprlib.repr(model)}")
+        # Checked first, then changed: a mistake leaves nothing half-applied.
+        self._known(model)
+        self._weights[model] = float(weight)
         targets = [loaded for loaded in self._registry.all_loaded() if loaded.entry.name == model]
-        if not targets:
-            raise NotFound(f"Request for unknown model: '{model}' is not found")
-        # Found first, then changed: a mistake leaves nothing half-applied.
         for loaded in targets:
             self._scheduler.set_weight(loaded.entry.model_id, float(weight), now_ns)
         return {"model": model, "weight": float(weight), "versions": [loaded.entry.version for loaded in targets]}

@@ -162,6 +162,7 @@ class Loop:
                 for (variant, batch_size), compute_ns in outcome.warm_ns.items():
                     self._scheduler.seed_cost(outcome.spec.model_id, variant, batch_size, compute_ns)
                 self._registry.add(outcome)
+                self._control.loaded(outcome, self._clock_ns())
             else:
                 self._registry.replace(outcome.entry)
         self._server.publish_models(self._registry.entries())
@@ -264,7 +265,7 @@ class Loop:
         try:
             batch = self._dispatcher.begin(dispatch, loaded, now_ns)
         except ServingError as error:
-            self._close_dispatch(dispatch, 0)
+            self._scheduler.record(dispatch, 0, now_ns)
             self._fail_all(dispatch, error.kind, str(error))
             return
         if self._pulse is not None:
@@ -286,16 +287,14 @@ class Loop:
                 self._dispatcher.complete(batch)
             except ServingError as error:
                 batch.failure = error
-        compute_ns = 0 if batch.timing is None else batch.timing.compute_ns
-        self._close_dispatch(batch.dispatch, compute_ns)
+        batch.loaded.counters.reasons[batch.dispatch.reason] += 1
+        # A run whose answers cannot be used served nobody: the scheduler counts what it served.
+        compute_ns = 0 if batch.timing is None or batch.failure is not None else batch.timing.compute_ns
+        self._scheduler.record(batch.dispatch, compute_ns, executed_ns)
         if batch.failure is None:
             self._succeed(batch, executed_ns)
         else:
             self._fail_batch(batch, batch.failure)
-
-    def _close_dispatch(self, dispatch: Dispatch, compute_ns: int) -> None:
-        if dispatch.seq:
-            self._scheduler.record(dispatch, compute_ns, self._clock_ns())
 
     def _succeed(self, batch: Batch, executed_ns: int) -> None:
         assert batch.timing is not None
@@ -305,7 +304,7 @@ class Loop:
         compute_ns = batch.timing.compute_ns
         copy_in_ns = batch.staged_ns - batch.started_ns + batch.timing.copy_in_ns
         copy_out_ns = now_ns - executed_ns + batch.timing.copy_out_ns
-        counters.executed(dispatch.batch_size, dispatch.rows, copy_in_ns, compute_ns, copy_out_ns)
+        counters.executed(dispatch.batch_size, copy_in_ns, compute_ns, copy_out_ns)
         total_queue_ns = 0
         count = len(batch.order)
         for request in batch.order:
@@ -348,7 +347,7 @@ class Loop:
     def _alone(loaded: LoadedModel, dispatch: Dispatch, request: Request) -> Dispatch:
         sizes = loaded.signature.batch_sizes
         batch_size = next((size for size in sizes if size >= request.rows), -1)
-        return Dispatch(0, dispatch.model_id, dispatch.variant, batch_size, request.rows, [request], Reason.NONE)
+        return Dispatch(0, dispatch.model_id, dispatch.variant, batch_size, request.rows, [request], Reason.RETRIED)
 
     def _next_retry(self, now_ns: int) -> Dispatch | None:
         while self._retries:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from worker.channel.records import Reason
 from worker.channel.series import Series
 from worker.scheduling.types import ModelSnapshot
 from worker.scheduling.waits import ROW_BOUNDS, WAIT_BOUNDS_NS
@@ -47,7 +48,11 @@ class BatchDurations:
 
 @dataclass(slots=True)
 class ModelCounters:
-    """Cumulative counters of one model version, over the worker's life."""
+    """Cumulative counters of one model version, over the worker's life.
+
+    Attributes:
+        reasons: executions, also failed ones, by ``Reason``.
+    """
 
     name: str
     version: str
@@ -57,16 +62,13 @@ class ModelCounters:
     copy_in: Durations = field(default_factory=Durations)
     compute: Durations = field(default_factory=Durations)
     copy_out: Durations = field(default_factory=Durations)
-    rows: int = 0
-    executions: int = 0
     failed_executions: int = 0
     last_inference_ms: int = 0
     batches: dict[int, BatchDurations] = field(default_factory=dict)
+    reasons: list[int] = field(default_factory=lambda: [0] * len(Reason))
 
-    def executed(self, batch_size: int, rows: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
+    def executed(self, batch_size: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
         """Count one successful execution."""
-        self.executions += 1
-        self.rows += rows
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchDurations()
@@ -87,15 +89,15 @@ class ModelCounters:
         self.copy_out.add(copy_out_ns * requests, requests)
         self.success.add(queue_ns + (copy_in_ns + compute_ns + copy_out_ns) * requests, requests)
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the KServe statistics object (protocols.md 1.9)."""
+    def statistics(self, snapshot: ModelSnapshot) -> dict[str, Any]:
+        """Return the KServe statistics object (protocols.md 1.9); counts that both keep are the scheduler's."""
         none = {"count": 0, "ns": 0}
         return {
             "name": self.name,
             "version": self.version,
             "last_inference": self.last_inference_ms,
-            "inference_count": self.rows,
-            "execution_count": self.executions,
+            "inference_count": snapshot.rows,
+            "execution_count": snapshot.dispatches,
             "inference_stats": {
                 "success": self.success.value(),
                 "fail": self.fail.value(),
@@ -137,6 +139,10 @@ def model_series(counters: ModelCounters, snapshot: ModelSnapshot, worker: str) 
         )
 
     yield counter("worker_dispatch_total", "Executions carried out.", snapshot.dispatches)
+    for why, executions in zip(Reason, counters.reasons, strict=True):
+        if why is not Reason.NONE:
+            help_text = "Executions by why the batch had the size it had."
+            yield counter("worker_dispatch_reason_total", help_text, executions, reason=why.name.lower())
     yield counter("worker_failed_dispatch_total", "Executions that failed.", counters.failed_executions)
     yield counter("worker_compute_seconds_total", "Device seconds of executions.", snapshot.compute_ns / 1e9)
     yield counter("worker_requests_served_total", "Requests that an execution served.", snapshot.requests)

@@ -111,6 +111,14 @@ class Loader:
             else:
                 entries.append(ModelEntry(model_id=model_id, name=bundle.name, version=bundle.version, state=LOADING))
                 work.append((model_id, bundle))
+        names = {entry.name for entry in entries}
+        for name in self._settings.scheduler.models:
+            if name not in names:
+                # Not a mistake: the model may come later. But a name that is only misspelt has no other symptom.
+                log.warning(
+                    "config.unknown_model setting=global.scheduler.models.%s: no model '%s' in %s",
+                    name, name, self._settings.model_repo,
+                )  # fmt: skip
         self._thread = threading.Thread(target=self._load_all, args=(work,), name="loader", daemon=True)
         self._thread.start()
         return entries
