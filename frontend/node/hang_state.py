@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 HANG_FACTOR = 2
 """A device execution may take this many times ``dispatch_timeout_seconds``; so may the loop without coming round."""
+MIN_LOOP_LIMIT_NS = 5_000_000_000
+"""A loop that waits for work comes round once a second, whatever the timeout of a dispatch is, and later on a machine
+that is short of CPUs."""
 STALL_NS = 5_000_000_000
 """A loop that has not come round for this long is reported as not ready, long before it counts as hanging."""
 MAX_WATCH_GAP_NS = 2_000_000_000
@@ -39,10 +42,14 @@ def hang_reason(
     executing_since_ns: int, heartbeat_ns: int, runnable_since_ns: int, now_ns: int, limit_ns: int
 ) -> str | None:
     """Return why the process counts as hanging, or None; a word of 0 is not judged."""
-    for what, since_ns in (("device execution", executing_since_ns), ("loop", heartbeat_ns)):
+    loop_limit_ns = max(limit_ns, MIN_LOOP_LIMIT_NS)
+    for what, since_ns, most_ns in (
+        ("device execution", executing_since_ns, limit_ns),
+        ("loop", heartbeat_ns, loop_limit_ns),
+    ):
         age_ns = now_ns - max(since_ns, runnable_since_ns)
-        if since_ns and age_ns > limit_ns:
-            return f"{what} without an end for {age_ns / 1e9:.1f} s, limit {limit_ns / 1e9:.1f} s"
+        if since_ns and age_ns > most_ns:
+            return f"{what} without an end for {age_ns / 1e9:.1f} s, limit {most_ns / 1e9:.1f} s"
     return None
 
 

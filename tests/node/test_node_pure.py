@@ -104,6 +104,12 @@ def test_a_stopped_process_and_a_watcher_that_could_not_run_start_the_time_anew(
     assert watch.runnable_since_ns == 90 * S
 
 
+def test_rule_24_a_short_dispatch_timeout_does_not_kill_a_loop_that_beats_once_a_second() -> None:
+    assert hang_reason(0, 98 * S, 0, 100 * S, S // 2) is None
+    assert "limit 5.0 s" in (hang_reason(0, 94 * S, 0, 100 * S, S // 2) or "")
+    assert "limit 0.5 s" in (hang_reason(99 * S, 100 * S, 0, 100 * S, S // 2) or "")
+
+
 def test_sm_08_a_loop_that_does_not_come_round_is_reported_long_before_it_hangs() -> None:
     assert stall_reason(0, 100 * S, stopped=False) is None
     assert stall_reason(100 * S - STALL_NS, 100 * S, stopped=False) is None
