@@ -1,6 +1,6 @@
 """The ``ringserve`` command: arguments only; each command is a module of its own, imported when it is run.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or configuration; ``status`` and ``serve`` say more in their help.
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration; several commands say more in their help.
 """
 
 from __future__ import annotations
@@ -28,6 +28,23 @@ exit status:
   1  running, but not ready
   2  no node
 """
+POLICY_HELP = """\
+A weight is a model's relative share of device time under the discipline fair. It holds from the next dispatch on until
+the node ends, also when a worker is started again; for good, write it into the node file.
+
+exit status:
+  0  shown, or the change is in force
+  1  the node refused (unknown model, worker away); nothing was changed
+  2  nothing was asked: wrong arguments, or no node runs there
+"""
+METRICS_HELP = """\
+Counters of the present worker since it started; http://HOST:METRICS_PORT/metrics has them over restarts.
+
+exit status:
+  0  shown
+  1  the node refused (unknown model, worker away)
+  2  nothing was asked: wrong arguments, or no node runs there
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +69,16 @@ def build_parser() -> argparse.ArgumentParser:
         "status", help="show a node's processes, channels and models", epilog=STATUS_HELP, formatter_class=raw
     )
     models = commands.add_parser("models", help="show a node's models", epilog=STATUS_HELP, formatter_class=raw)
-    for command in (status, models):
+    policy = commands.add_parser(
+        "policy", help="show how a node schedules, or change a model's weight", epilog=POLICY_HELP, formatter_class=raw
+    )
+    policy.add_argument("--weight", metavar="W", help="the model's new weight, a number above 0")
+    metrics = commands.add_parser(
+        "metrics", help="show what a node's scheduler has counted", epilog=METRICS_HELP, formatter_class=raw
+    )
+    for command in (policy, metrics):
+        command.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this model")
+    for command in (status, models, policy, metrics):
         command.add_argument("--run-dir", metavar="DIR", help="run directory of the node")
         command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -114,6 +140,11 @@ def _run(arguments: argparse.Namespace) -> int:
             from frontend.commands import status
 
             return status.show(arguments.command, arguments.run_dir, as_json=arguments.json)
+        case "policy" | "metrics":
+            from frontend.commands import policy
+
+            weight = arguments.weight if arguments.command == "policy" else None
+            return policy.run(arguments.command, arguments.run_dir, arguments.model, weight, as_json=arguments.json)
         case "check":
             from frontend.commands import check
 

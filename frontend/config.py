@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from frontend import options
-from frontend.options import BY_ENVIRONMENT, ENVIRONMENT_PREFIX, OPTIONS, SECTIONS, BadValue
-from frontend.settings import Count, EndpointSettings, FrontendSettings, GrpcSettings
-from worker.config import ChannelSettings, ModelSettings, RuntimeSettings, SchedulerSettings, WorkerSettings
+from frontend.control.endpoint import BadEndpoint, TcpEndpoint, parse_endpoint
+from frontend.model_options import MODELS_VARIABLE, read_models
+from frontend.options import BY_ENVIRONMENT, ENVIRONMENT_PREFIX, OPTIONS, SECTIONS, BadValue, unknown_keys
+from frontend.settings import ControlSettings, Count, EndpointSettings, FrontendSettings, GrpcSettings
+from worker.config import ChannelSettings, RuntimeSettings, SchedulerSettings, WorkerSettings
 
 MAX_WORKERS = 1
 _TOP_KEYS = ("model_repo", "run_dir", "frontends", "gpus", "global", "workers", "models", "gateway")
@@ -55,6 +57,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: EndpointSettings
     grpc: GrpcSettings
     channel: ChannelSettings
+    control: ControlSettings
     workers: tuple[str, ...]
     pins: dict[str, tuple[str, ...]]
     notices: tuple[str, ...] = ()
@@ -163,7 +166,9 @@ class _Reading:
     def read(self, document: dict[str, Any]) -> NodeSettings | None:
         self._unknown("", document, _TOP_KEYS)
         values = self._scalars(self._mapping("global", document.get("global")))
-        overrides = self._model_overrides(document)
+        models = read_models(document, self.environ, self.file_name)
+        self.sources |= models.sources
+        self.mistakes += models.mistakes
         gateway = self._mapping("gateway", document.get("gateway"))
         if gateway:
             self._mistake(
@@ -178,7 +183,7 @@ class _Reading:
         workers = self._workers(document)
         pins = self._pins(document, workers)
         self._unknown_variables()
-        self._cross_checks(values, top["frontends"])
+        self._cross_checks(values, top["frontends"], workers)
         if self.mistakes:
             return None
         if values["global.model_control_mode"] == "dynamic":
@@ -186,11 +191,13 @@ class _Reading:
                 "model_control_mode dynamic: models are loaded once at start, changes need a restart;"
                 " watching the repository is not available yet"
             )
+        if values["global.scheduler.compaction_interval"]:
+            self.notices.append("scheduler.compaction_interval: no effect, weights are not loaded on demand yet")
         sections: dict[str, Any] = {}
         for section, kind in SECTIONS.items():
             fields = {o.key: values[o.path] for o in OPTIONS if o.section == section}
             if section == "scheduler":
-                fields["models"] = overrides
+                fields["models"] = models.settings
             sections[section] = kind(**fields)
         return NodeSettings(
             **top,
@@ -206,13 +213,7 @@ class _Reading:
         self.mistakes.append(f"{path}: {text}" + (f" (from {source})" if source else ""))
 
     def _unknown(self, path: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        import difflib
-
-        for key in found:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-                self._mistake(f"{path}.{key}" if path else str(key), f"unknown key{hint}")
+        self.mistakes += unknown_keys(path, found, known)
 
     def _mapping(self, path: str, value: Any) -> dict[str, Any]:
         if value is None:
@@ -263,30 +264,6 @@ class _Reading:
         if option.path in self.flags:
             flag = self.flags[option.path]
             found.append((flag.text, f"command line {flag.name}", True))
-        return found
-
-    def _model_overrides(self, document: Mapping[str, Any]) -> dict[str, ModelSettings]:
-        tree = document.get("global")
-        scheduler = tree.get("scheduler") if isinstance(tree, dict) else None
-        models = scheduler.get("models") if isinstance(scheduler, dict) else None
-        path = "global.scheduler.models"
-        known = {f.name: f for f in msgspec.structs.fields(ModelSettings)}
-        found: dict[str, ModelSettings] = {}
-        for name, given in self._mapping(path, models).items():
-            keys = self._mapping(f"{path}.{name}", given)
-            if "residency" in keys:
-                self._mistake(f"{path}.{name}.residency", "not available yet")
-                keys = {key: value for key, value in keys.items() if key != "residency"}
-            self._unknown(f"{path}.{name}", keys, tuple(known))
-            values: dict[str, Any] = {}
-            for key, value in keys.items():
-                if key in known:
-                    try:
-                        values[key] = options.convert(f"{path}.{name}.{key}", known[key].type, value, text=False)
-                        self.sources[f"{path}.{name}.{key}"] = f"file {self.file_name}"
-                    except BadValue as error:
-                        self._mistake(f"{path}.{name}.{key}", str(error))
-            found[name] = ModelSettings(**values)
         return found
 
     def _directory(self, path: str, document: Mapping[str, Any], default: str) -> str:
@@ -370,13 +347,14 @@ class _Reading:
     def _unknown_variables(self) -> None:
         import difflib
 
+        known = [*BY_ENVIRONMENT, MODELS_VARIABLE]
         for name in sorted(self.environ):
-            if name.startswith(ENVIRONMENT_PREFIX) and name not in BY_ENVIRONMENT:
-                near = difflib.get_close_matches(name, list(BY_ENVIRONMENT), n=1)
+            if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else "; 'ringserve config' lists the known ones"
                 self._mistake(name, f"unknown environment variable{hint}")
 
-    def _cross_checks(self, values: Mapping[str, Any], frontends: int) -> None:
+    def _cross_checks(self, values: Mapping[str, Any], frontends: int, workers: tuple[str, ...]) -> None:
         """Compare settings that are each right alone."""
         limit = values["global.channel.max_channels"]
         if frontends > limit:
@@ -388,3 +366,15 @@ class _Reading:
             if port and port in taken:
                 self._mistake(path, f"{port} is also {taken[port]}; two servers cannot share a port")
             taken.setdefault(port, path)
+        path = "global.control.endpoint"
+        try:
+            endpoint = parse_endpoint(
+                values[path],
+                allow_remote=values["global.control.allow_remote"],
+                workers=workers,
+            )
+        except BadEndpoint as error:
+            self._mistake(path, str(error), self.sources[path])
+            return
+        if isinstance(endpoint, TcpEndpoint) and endpoint.port in taken and endpoint.port:
+            self._mistake(path, f"{endpoint.port} is also {taken[endpoint.port]}; two servers cannot share a port")

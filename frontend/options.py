@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
-from frontend.settings import EndpointSettings, GrpcSettings
+from frontend.settings import ControlSettings, EndpointSettings, GrpcSettings
 from worker.config import ChannelSettings, Positive, RuntimeSettings, SchedulerSettings
 
 ENVIRONMENT_PREFIX: Final = "INFERENCE_SERVER_"
@@ -24,6 +24,7 @@ SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "endpoints": EndpointSettings,
     "grpc": GrpcSettings,
     "channel": ChannelSettings,
+    "control": ControlSettings,
 }
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "global.model_control_mode": ("dynamic", "static", "explicit"),
@@ -113,6 +114,19 @@ def convert(path: str, kind: Any, value: Any, *, text: bool) -> Any:
     if missing:
         raise BadValue(f"{reprlib.repr(value)}: {missing}")
     return converted
+
+
+def unknown_keys(path: str, found: Iterable[Any], known: Sequence[str]) -> list[str]:
+    """Return a mistake for each key that the mapping at ``path`` cannot have, with the one that was meant."""
+    import difflib
+
+    mistakes = []
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+            mistakes.append(f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}")
+    return mistakes
 
 
 def describe(kind: Any, choices: tuple[str, ...]) -> str:

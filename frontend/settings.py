@@ -52,6 +52,18 @@ class GrpcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reflection: bool = True
 
 
+class ControlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``global.control`` of the node file: the gRPC service that shows and changes how the node schedules.
+
+    Attributes:
+        endpoint: ``unix:NAME.sock`` in the run directory, ``HOST:PORT``, or ``off``.
+        allow_remote: whether HOST may be an address that other machines reach.
+    """
+
+    endpoint: str = "unix:control.sock"
+    allow_remote: bool = False
+
+
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All a frontend process is told.
 

@@ -10,6 +10,7 @@ import sys
 
 from frontend.cli import EXIT_FAILED, EXIT_USAGE
 from frontend.commands.settings import load_settings
+from frontend.control.listener import ControlError
 from frontend.node.output import Output, OutputHandler
 from frontend.node.ports import PortError
 from frontend.node.run_dir import RunDirError
@@ -30,7 +31,7 @@ def serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         return asyncio.run(Node(loaded.settings, output, _announce).run())
-    except (RunDirError, PortError) as error:
+    except (RunDirError, PortError, ControlError) as error:
         output.write([f"ringserve: {error}\n".encode()])
         return EXIT_FAILED
     finally:

@@ -1,6 +1,7 @@
 """The messages of KServe's gRPC service and of the model configuration it carries, as compact text.
 
-Names, numbers and types are facts of the wire; ``frontend.descriptors`` says how the text is read. Of the model configuration, only what this server fills or clients look for is declared.
+Names, numbers and types are facts of the wire; ``frontend.descriptors`` says how the text is read. Of the model
+configuration, only what this server fills or clients look for is declared.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MAX_CALLERS = 64
 MAX_CALL_BYTES = 64 * 1024
 CALL_TIMEOUT_S = 5.0
 
-OnAsk = Callable[[str], Awaitable[Any]]
+OnAsk = Callable[[Call], Awaitable[Any]]
 OnJoin = Callable[[socket.socket, int], Awaitable[bool]]
 
 
@@ -30,7 +30,7 @@ class Door:
     """Serves ``node.sock``.
 
     Args:
-        on_ask: returns the answer (a msgspec struct) to ``{"ask": WHAT}``.
+        on_ask: returns the answer (a msgspec struct) to ``{"ask": WHAT, "args": {...}}``.
         on_join: takes over a socket whose peer (with this pid) wants to join; False if it did not keep it.
     """
 
@@ -88,7 +88,7 @@ class Door:
                     # The kernel's word beats the caller's; it is 0 only across process namespaces.
                     kept = await self._on_join(caller, pid or call.join.pid)
                 else:
-                    answer = encode(await self._on_ask(call.ask))
+                    answer = encode(await self._on_ask(call))
                     await asyncio.get_running_loop().sock_sendall(caller, answer)
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
             log.warning("door.failed error=%r", error)

@@ -95,6 +95,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     join: Join | None = None
     ask: str = ""
+    args: dict[str, Any] = {}
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's answer to an ask about scheduling: a value, or a ``Kind`` number and its text."""
+
+    kind: int = 0
+    text: str = ""
+    value: Any = None
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,10 +35,16 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's answer to ``{"ask": "status"}`` on its socket; ``reasons`` says why it is not ready."""
+    """The node's answer to ``{"ask": "status"}`` on its socket.
+
+    Attributes:
+        reasons: why it is not ready.
+        control: what a client of the control service dials; empty if it is off.
+    """
 
     status: NodeStatus
     reasons: tuple[str, ...] = ()
+    control: str = ""
 
 
 def status_text(answer: Answer, now_s: float | None = None) -> str:
@@ -46,13 +52,14 @@ def status_text(answer: Answer, now_s: float | None = None) -> str:
     status = answer.status
     now_s = time.time() if now_s is None else now_s
     lines = [f"{status.run_dir}: {status.state}" + (f" ({'; '.join(answer.reasons)})" if answer.reasons else "")]
-    lines.append(f"http {status.http_port}  grpc {status.grpc_port}  metrics {status.metrics_port}")
-    lines += ["", *_table(("PROCESS", "ROLE", "PID", "STATE", "RESTARTS", "UP"), [
+    control = f"  control {answer.control}" if answer.control else ""
+    lines.append(f"http {status.http_port}  grpc {status.grpc_port}  metrics {status.metrics_port}{control}")
+    lines += ["", *table(("PROCESS", "ROLE", "PID", "STATE", "RESTARTS", "UP"), [
         (p.name, p.role, str(p.pid or "-"), p.state, str(p.restarts), _duration(now_s - p.started_at) if p.pid else "-")
         for p in status.processes
     ])]  # fmt: skip
     if status.channels:
-        lines += ["", *_table(("CHANNEL", "IN FLIGHT", "ARENA"), [
+        lines += ["", *table(("CHANNEL", "IN FLIGHT", "ARENA"), [
             (f"{c.frontend} -> {c.worker}", str(c.in_flight), f"{_size(c.arena_bytes_used)} of {_size(c.arena_bytes)}")
             for c in status.channels
         ])]  # fmt: skip
@@ -68,12 +75,13 @@ def models_text(models: Sequence[ModelStatus]) -> str:
         (m.name, m.version, m.state, ",".join(map(str, m.batch_sizes)) or "-", str(m.queue_depth), m.reason)
         for m in models
     ]
-    return "\n".join(_table(("MODEL", "VERSION", "STATE", "BATCH SIZES", "QUEUED", "REASON"), rows))
+    return "\n".join(table(("MODEL", "VERSION", "STATE", "BATCH SIZES", "QUEUED", "REASON"), rows))
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines with aligned columns."""
     # A reason may hold a traceback's line breaks; in a table it is one cell.
-    cells = [head, *(tuple(" ".join(cell.split()) for cell in row) for row in rows)]
+    cells = [tuple(head), *(tuple(" ".join(cell.split()) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from frontend.config import NodeSettings
+from frontend.control.listener import ControlListener
 from frontend.node import ports
 from frontend.node.child import Command, is_stopped, python_command
 from frontend.node.door import Door
@@ -31,16 +31,17 @@ from frontend.node.exposition import Figures, registry_of, render
 from frontend.node.fleet import Fleet, Member
 from frontend.node.hang_state import Watch
 from frontend.node.keeper import CannotStart, Keeper
-from frontend.node.link import NODE_SOCKET, AsyncLink, Joined
+from frontend.node.link import NODE_SOCKET, AsyncLink, Call, Joined, Told
 from frontend.node.metrics_server import MetricsServer, Sources
 from frontend.node.node_state import Verdict, verdict
 from frontend.node.output import Output
+from frontend.node.own_series import own_series
+from frontend.node.policy import Policy
 from frontend.node.run_dir import RunDir
 from frontend.node.status import Answer, NodeStatus, ProcessStatus
 from frontend.settings import FrontendSettings
-from frontend.version import own_version
 from worker.channel.node_link import EXIT_CONFIG, SERIES_INTERVAL_S, Order, Report, State, encode
-from worker.channel.series import Series
+from worker.config import WorkerSettings
 
 log = logging.getLogger("node")
 
@@ -69,6 +70,8 @@ class Node:
         self._run_dir = RunDir(settings.run_dir)
         self._figures = Figures()
         self._fleet = Fleet(self._figures, self._on_change)
+        self._policy = Policy({name: self._run_dir.socket_path(f"{name}.sock") for name in settings.workers})
+        self._control = ControlListener(settings.control, settings.run_dir, self._policy)
         self._keepers: list[Keeper] = []
         self._reserved: list[socket.socket] = []
         self._ports: dict[str, int] = {}
@@ -83,10 +86,10 @@ class Node:
         """Serve until told to stop; return the exit status.
 
         Raises:
-            RunDirError, PortError: nothing was started.
+            RunDirError, PortError, ControlError: nothing was started.
         """
         settings = self._settings
-        sockets = (NODE_SOCKET, *(f"{name}.sock" for name in settings.workers))
+        sockets = (NODE_SOCKET, *self._control.socket_names, *(f"{name}.sock" for name in settings.workers))
         self._run_dir.open(sockets)
         door = Door(self._run_dir.socket_path(NODE_SOCKET), self._on_ask, self._on_join)
         metrics = None
@@ -101,10 +104,12 @@ class Node:
             metrics = MetricsServer(settings.endpoints.host, self._ports["metrics_port"], sources)
             await metrics.start()
             await door.start()
+            await self._control.start()
             for notice in settings.notices:
                 log.info("config.notice %s", notice)
             return await self._serve()
         finally:
+            await self._control.close()
             await door.close()
             if metrics is not None:
                 await metrics.close()
@@ -124,13 +129,16 @@ class Node:
         timeout_ns = int(settings.scheduler.dispatch_timeout_seconds * 1e9)
         keepers = []
         for name in settings.workers:
-            of_worker = partial(settings.worker, name, self._run_dir.path)
+            of_worker = partial(self._worker_settings, name)
             keepers.append(Keeper("worker", name, of_worker, timeout_ns, self._command, self._fleet, self._output))
         for index in range(settings.frontends):
             name = f"frontend{index}"
             of_frontend = partial(self._frontend_settings, name)
             keepers.append(Keeper("frontend", name, of_frontend, timeout_ns, self._command, self._fleet, self._output))
         return keepers
+
+    def _worker_settings(self, name: str, generation: int) -> WorkerSettings:
+        return self._policy.worker_settings(self._settings.worker(name, self._run_dir.path, generation))
 
     def _frontend_settings(self, name: str, generation: int = 1) -> FrontendSettings:
         """Return what a frontend is told; it has no generation, since nothing of it outlives it."""
@@ -254,10 +262,13 @@ class Node:
 
     # Questions
 
-    async def _on_ask(self, what: str) -> Answer | Joined:
-        if what != "status":
-            return Joined(refused=f"unknown question {what[:100]!r}, expected status")
-        return Answer(status=await self._fresh_status(), reasons=self._verdict.reasons)
+    async def _on_ask(self, call: Call) -> Answer | Told | Joined:
+        if call.ask in ("policy", "metrics"):
+            return await self._policy.answer(call)
+        if call.ask != "status":
+            return Joined(refused=f"unknown question {call.ask[:100]!r}, expected status, policy or metrics")
+        status = await self._fresh_status()
+        return Answer(status=status, reasons=self._verdict.reasons, control=self._control.address)
 
     async def _fresh_status(self) -> NodeStatus:
         await self._fleet.ask("status")
@@ -291,57 +302,9 @@ class Node:
 
     async def _scrape(self, accept: str) -> tuple[bytes, str]:
         await self._fleet.ask("series")
-        return render(registry_of(self._figures, self._own_series()), accept)
-
-    def _own_series(self) -> list[Series]:
-        """Return what the node knows of its processes; the dead are shown as down, never left out."""
-        now_ns = time.monotonic_ns()
-        rows = [
-            Series(
-                name="ringserve_build_info", kind="gauge", help="Version of this node; always 1.", value=1,
-                labels={"version": own_version(), "python": platform.python_version()},
-            ),
-            Series(
-                name="ringserve_ready", kind="gauge", help="Whether the node can answer requests (1 or 0).",
-                value=self._verdict.state is State.READY,
-            ),
-            Series(
-                name="ringserve_series_dropped_total", kind="counter",
-                help="Series of processes that could not be exposed.", value=self._figures.dropped,
-            ),
-        ]  # fmt: skip
-        managed = {keeper.name: keeper for keeper in self._keepers}
-        for keeper in self._keepers:
-            up = self._fleet.named(keeper.name) is not None
-            rows += [
-                Series(
-                    name="ringserve_process_up", kind="gauge", help="Whether the process runs (1 or 0).",
-                    labels={"process": keeper.name, "role": keeper.role}, value=up,
-                ),
-                Series(
-                    name="ringserve_process_restarts_total", kind="counter",
-                    help="Times the node started the process again.",
-                    labels={"process": keeper.name}, value=keeper.restarts,
-                ),
-            ]  # fmt: skip
-        for member in self._fleet.members.values():
-            labels = {"process": member.name, "role": member.role}
-            if member.name not in managed:
-                rows.append(Series(
-                    name="ringserve_process_up", kind="gauge", help="Whether the process runs (1 or 0).",
-                    labels=labels, value=1,
-                ))  # fmt: skip
-            rows.append(Series(
-                name="ringserve_process_start_time_seconds", kind="gauge",
-                help="When the process was started, in Unix seconds.", labels=labels, value=member.started_at,
-            ))  # fmt: skip
-            if member.pulse is not None and member.pulse.heartbeat_ns:
-                rows.append(Series(
-                    name="ringserve_process_heartbeat_age_seconds", kind="gauge",
-                    help="Seconds since the process's loop last came round.",
-                    labels=labels, value=max(0, now_ns - member.pulse.heartbeat_ns) / 1e9,
-                ))  # fmt: skip
-        return rows
+        ready = self._verdict.state is State.READY
+        own = own_series(self._fleet, self._keepers, ready=ready, dropped=self._figures.dropped)
+        return render(registry_of(self._figures, own), accept)
 
     # Frontends started by hand
 
