@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engines.bundle.variants import compiled_text, match_variant
@@ -20,10 +21,14 @@ from engines.errors import Cancelled, DeadlineExceeded, Internal, InvalidInput, 
 from engines.tensor import NDArray
 from frontend.deadlines import Deadlines
 from frontend.execution import Execution
+from frontend.explanation import explanation
 from frontend.hooked import HookedModels
-from frontend.inference import InferRequest, InferResponse, OutputTensor
+from frontend.inference import ExecutableInput, InferRequest, InferResponse, OutputTensor, Parameter, Room
 from frontend.kserve.checks import Checked, check
+from frontend.kserve.memory_store import ClientMemory
+from frontend.kserve.memory_tensors import bind_tensors, place_output, release_all
 from frontend.metrics import Traffic
+from frontend.node.run_dir import CLIENT_MEMORY_FILE
 from frontend.serving import Call, Done
 from frontend.settings import EndpointSettings, FrontendSettings
 from frontend.table import LOADING, READY, ModelTable
@@ -38,7 +43,10 @@ STATISTICS_TIMEOUT_S = 5.0
 class InferCall:
     """One started request. Its states: running, then over; only the step to over answers."""
 
-    __slots__ = ("_app", "_done", "_execution", "_over", "_request", "_task", "arrival_ns", "deadline_ns", "entry")
+    __slots__ = (
+        "_app", "_bound", "_done", "_execution", "_explanation", "_over", "_request", "_task", "arrival_ns",
+        "deadline_ns", "entry",
+    )  # fmt: skip
 
     def __init__(self, app: FrontendApp, request: InferRequest, arrival_ns: int, done: Done) -> None:
         self._app = app
@@ -47,6 +55,8 @@ class InferCall:
         self._execution: Execution | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = False
+        self._bound: list[Room] = []
+        self._explanation: dict[str, Parameter] = {}
         self.arrival_ns = arrival_ns
         self.deadline_ns = 0
         self.entry: ModelEntry | None = None
@@ -57,6 +67,8 @@ class InferCall:
         app.traffic.in_flight += 1
         try:
             entry = self.entry = app.entry(self._request.model, self._request.version)
+            if app.memory.enabled:
+                self._bound = bind_tensors(self._request, app.memory, app.limits)
             checked = check(self._request, entry, app.limits)
             self.deadline_ns = app.deadline_ns(self._request, checked, self.arrival_ns)
             if self.deadline_ns <= app.clock_ns():
@@ -64,7 +76,7 @@ class InferCall:
             if entry.model_py:
                 self._task = app.loop.create_task(self._run_hooked(checked))
             else:
-                self._execute([given.as_array() for given in checked.inputs], checked.rows, self._on_executed)
+                self._execute([given.executable() for given in checked.inputs], checked.rows, self._on_executed)
         except ServingError as error:
             self._finish(error)
             return
@@ -85,7 +97,7 @@ class InferCall:
         self._finish(DeadlineExceeded(expired_text(self)))
 
     def _execute(
-        self, inputs: list[NDArray], rows: int, on_done: Callable[[Execution, ServingError | None], None]
+        self, inputs: Sequence[ExecutableInput], rows: int, on_done: Callable[[Execution, ServingError | None], None]
     ) -> None:
         assert self.entry is not None
         signature = self.entry.signature
@@ -107,8 +119,18 @@ class InferCall:
             self._finish(error)
             return
         assert self.entry is not None and self.entry.signature is not None
+        self._explain(execution)
         names = [spec.name for spec in self.entry.signature.outputs]
-        self._finish(self.respond(dict(zip(names, execution.outputs, strict=True)), execution.release))
+        try:
+            response = self.respond(dict(zip(names, execution.outputs, strict=True)), execution.release)
+        except ServingError as place_error:
+            self._finish(place_error)
+            return
+        self._finish(response)
+
+    def _explain(self, execution: Execution) -> None:
+        if self._request.explain and execution.reply is not None:
+            self._explanation = explanation(execution.reply, execution.pieces)
 
     async def _run_hooked(self, checked: Checked) -> None:
         assert self.entry is not None
@@ -144,13 +166,20 @@ class InferCall:
             elif error is not None:
                 future.set_exception(error)
             else:
+                self._explain(execution)
                 future.set_result(execution)
 
         self._execute(inputs, rows, on_done)
         return await future
 
     def respond(self, arrays: dict[str, NDArray], release: Callable[[], None]) -> InferResponse:
-        """Return the response with the outputs the client asked for, in its order; all of them if it named none."""
+        """Return the response with the outputs the client asked for, in its order; all of them if it named none.
+
+        Outputs for the client's memory are written there now, while the request is not over.
+
+        Raises:
+            InvalidInput: one does not fit there, or the memory is gone; the caller releases.
+        """
         assert self.entry is not None and self.entry.signature is not None
         specs = self.entry.signature.client_outputs
         wanted = self._request.outputs
@@ -162,7 +191,14 @@ class InferCall:
                 OutputTensor(one.name, datatypes[one.name], arrays[one.name], one.binary, one.classification)
                 for one in wanted
             ]
-        return InferResponse(self.entry.name, self.entry.version, self._request.request_id, outputs, release=release)
+            if self._bound:
+                for index, one in enumerate(wanted):
+                    if one.room is not None:
+                        outputs[index] = place_output(outputs[index], one.room)
+        return InferResponse(
+            self.entry.name, self.entry.version, self._request.request_id, outputs, self._explanation, release,
+            explained=bool(self._explanation),
+        )  # fmt: skip
 
     def _finish(self, outcome: InferResponse | ServingError) -> None:
         if self._over:
@@ -180,6 +216,7 @@ class InferCall:
         self._app.traffic.in_flight -= 1
         if self.deadline_ns:
             self._app.deadlines.discard(self)
+        release_all(self._bound)
         if self._execution is not None:
             self._execution.abandon()
             self._execution = None
@@ -205,6 +242,9 @@ class FrontendApp:
         self.hooked = hooked
         self.clock_ns = clock_ns
         self.traffic = Traffic(settings.name)
+        self.memory = ClientMemory(
+            settings.endpoints.system_shared_memory, os.path.join(settings.run_dir, CLIENT_MEMORY_FILE)
+        )
         self.deadlines = Deadlines(loop, clock_ns)
         self._settings = settings
         self._table = table

@@ -194,11 +194,14 @@ class _Reading:
         if values["global.scheduler.compaction_interval"]:
             self.notices.append("scheduler.compaction_interval: no effect, weights are not loaded on demand yet")
         sections: dict[str, Any] = {}
-        for section, kind in SECTIONS.items():
+        # Inner sections first: they are fields of the outer ones.
+        for section in sorted(SECTIONS, key=lambda name: -name.count(".")):
             fields = {o.key: values[o.path] for o in OPTIONS if o.section == section}
+            for inner in [name for name in sections if name.rpartition(".")[0] == section]:
+                fields[inner.rpartition(".")[2]] = sections.pop(inner)
             if section == "scheduler":
                 fields["models"] = models.settings
-            sections[section] = kind(**fields)
+            sections[section] = SECTIONS[section](**fields)
         return NodeSettings(
             **top,
             **sections,
@@ -235,8 +238,11 @@ class _Reading:
     def _scalars(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Return the value of every option by path; a wrong one is a mistake and counts as its default."""
         top = tuple(o.key for o in OPTIONS if not o.section)
-        self._unknown("global", tree, (*top, *SECTIONS))
-        groups = {name: self._mapping(f"global.{name}", tree.get(name)) for name in SECTIONS}
+        self._unknown("global", tree, (*top, *(name for name in SECTIONS if "." not in name)))
+        groups: dict[str, dict[str, Any]] = {}
+        for name in SECTIONS:
+            outer, _, key = name.rpartition(".")
+            groups[name] = self._mapping(f"global.{name}", (groups[outer] if outer else tree).get(key))
         for section, group in groups.items():
             keys = tuple(f.name for f in msgspec.structs.fields(SECTIONS[section]))
             self._unknown(f"global.{section}", group, keys)

@@ -14,8 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from engines.errors import Kind, ServingError, error_of
+from engines.errors import ArenaFull, Kind, QueueFull, ServingError, error_of
 from engines.tensor import NDArray
+from frontend.inference import ExecutableInput
 from worker.channel.client import Placement, Reply, WorkerChannel
 from worker.channel.messages import ModelEntry
 
@@ -33,11 +34,12 @@ class Execution:
 
     Attributes:
         reply: of the piece that waited longest.
+        pieces: into which the request was cut.
     """
 
     __slots__ = (
         "_arrival_ns", "_channel", "_deadline_ns", "_entry", "_inputs", "_on_done", "_over", "_parts", "_pending",
-        "_split", "_variant", "_waiting", "outputs", "placement", "reply",
+        "_split", "_variant", "_waiting", "outputs", "pieces", "placement", "reply",
     )  # fmt: skip
 
     def __init__(self, channel: WorkerChannel, entry: ModelEntry, on_done: OnDone) -> None:
@@ -56,8 +58,11 @@ class Execution:
         self.placement: Placement | None = None
         self.outputs: list[NDArray] = []
         self.reply: Reply | None = None
+        self.pieces = 1
 
-    def start(self, variant: int, rows: int, inputs: Sequence[NDArray], deadline_ns: int, arrival_ns: int) -> None:
+    def start(
+        self, variant: int, rows: int, inputs: Sequence[ExecutableInput], deadline_ns: int, arrival_ns: int
+    ) -> None:
         """Place and submit executable inputs, in signature order, in full shape with ``rows`` along the batch axis.
 
         Raises:
@@ -71,7 +76,9 @@ class Execution:
             self._submit_whole(rows, inputs)
             return
         self._split = True
-        self._inputs = inputs
+        self.pieces = len(cut)
+        # Pieces are placed over time, and a request's rows should all be of one moment.
+        self._inputs = [given if isinstance(given, np.ndarray) else given.as_array() for given in inputs]
         self._waiting.extend(cut)
         try:
             self._submit_pieces()
@@ -97,11 +104,14 @@ class Execution:
         if placement is not None:
             placement.release()
 
-    def _submit_whole(self, rows: int, inputs: Sequence[NDArray]) -> None:
+    def _submit_whole(self, rows: int, inputs: Sequence[ExecutableInput]) -> None:
         placement = self._channel.place(self._entry, self._variant, rows)
         try:
             for room, source in zip(placement.inputs, inputs, strict=True):
-                room[...] = source
+                if isinstance(source, np.ndarray):
+                    room[...] = source
+                else:
+                    source.fill(room)
             self._submit(placement, 0)
         except BaseException:
             placement.release()
@@ -111,8 +121,15 @@ class Execution:
         signature = self._entry.signature
         assert signature is not None
         while self._waiting and len(self._pending) < MAX_PIECES_IN_FLIGHT:
-            start, count = self._waiting.popleft()
-            placement = self._channel.place(self._entry, self._variant, count)
+            start, count = self._waiting[0]
+            try:
+                placement = self._channel.place(self._entry, self._variant, count)
+            except (ArenaFull, QueueFull):
+                if not self._pending:
+                    raise
+                # Room comes back with the replies of the pieces under way; each of them submits the next.
+                return
+            self._waiting.popleft()
             try:
                 for spec, room, source in zip(signature.inputs, placement.inputs, self._inputs, strict=True):
                     assert spec.batch_axis is not None, "only a model with a batch axis on every tensor is split"

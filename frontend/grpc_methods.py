@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from engines.errors import Internal, InvalidInput, NotFound, NotReady, ServingError, Unsupported
 from frontend.kserve import metadata, proto_schema
+from frontend.kserve.client_memory import CUDA_TEXT, unknown
 from frontend.kserve.proto import message_class
 from frontend.kserve.status import error_text, status_of
 from frontend.serving import Serving
@@ -48,6 +49,12 @@ class GrpcMethods:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
+            "SystemSharedMemoryStatus": self._memory_status,
+            "SystemSharedMemoryRegister": self._memory_register,
+            "SystemSharedMemoryUnregister": self._memory_unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
         apart = ("ModelInfer", proto_schema.STREAM_RPC)
         return {
@@ -94,6 +101,34 @@ class GrpcMethods:
         request = _parsed("RepositoryIndexRequest", data)
         index = metadata.repository_index(self._serving.entries(), request.ready)
         return _rendered("RepositoryIndexResponse", {"models": index})
+
+    async def _memory_status(self, data: bytes) -> bytes:
+        request = _parsed("SystemSharedMemoryStatusRequest", data)
+        regions = {str(region["name"]): region for region in self._serving.memory.status(request.name)}
+        return _rendered("SystemSharedMemoryStatusResponse", {"regions": regions})
+
+    async def _memory_register(self, data: bytes) -> bytes:
+        request = _parsed("SystemSharedMemoryRegisterRequest", data)
+        await self._serving.memory.register(request.name, request.key, request.offset, request.byte_size)
+        return b""
+
+    async def _memory_unregister(self, data: bytes) -> bytes:
+        request = _parsed("SystemSharedMemoryUnregisterRequest", data)
+        await self._serving.memory.unregister(request.name)
+        return b""
+
+    async def _cuda_status(self, data: bytes) -> bytes:
+        request = _parsed("CudaSharedMemoryStatusRequest", data)
+        if request.name:
+            raise unknown(request.name)
+        return b""
+
+    async def _cuda_register(self, data: bytes) -> bytes:
+        raise Unsupported(CUDA_TEXT)
+
+    async def _cuda_unregister(self, data: bytes) -> bytes:
+        # Nothing is registered, so all is unregistered; load generators ask for it before they start.
+        return b""
 
 
 def deadline_ns(remaining_s: float | None, now_ns: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from frontend.settings import ControlSettings, EndpointSettings, GrpcSettings
+from frontend.settings import ControlSettings, EndpointSettings, GrpcSettings, SystemSharedMemorySettings
 from worker.config import ChannelSettings, Positive, RuntimeSettings, SchedulerSettings
 
 ENVIRONMENT_PREFIX: Final = "INFERENCE_SERVER_"
@@ -22,6 +22,7 @@ SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "runtime": RuntimeSettings,
     "scheduler": SchedulerSettings,
     "endpoints": EndpointSettings,
+    "endpoints.system_shared_memory": SystemSharedMemorySettings,
     "grpc": GrpcSettings,
     "channel": ChannelSettings,
     "control": ControlSettings,
@@ -51,7 +52,7 @@ class Option:
 
     Attributes:
         path: where it stands, such as ``global.scheduler.discipline``.
-        section: key of the mapping that holds it; empty for a scalar directly under ``global``.
+        section: keys of the mappings that hold it, joined by dots; empty for a scalar directly under ``global``.
         kind: its type, with bounds as msgspec annotations.
         choices: allowed words; empty if any value of the type may stand.
     """
@@ -71,7 +72,7 @@ class BadValue(Exception):
 
 def _option(section: str, key: str, kind: Any, default: Any) -> Option:
     path = ".".join(part for part in ("global", section, key) if part)
-    variable = ENVIRONMENT_PREFIX + "_".join(part for part in (section, key) if part).upper()
+    variable = ENVIRONMENT_PREFIX + "_".join(path.split(".")[1:]).upper()
     return Option(path, section, key, kind, default, _CHOICES.get(path, ()), variable)
 
 
@@ -80,7 +81,7 @@ def _draw_table() -> Iterator[Option]:
     yield _option("", "model_poll_seconds", Positive, 15.0)
     for section, kind in SECTIONS.items():
         for field in msgspec.structs.fields(kind):
-            if get_origin(field.type) is not dict:
+            if get_origin(field.type) is not dict and f"{section}.{field.name}" not in SECTIONS:
                 yield _option(section, field.name, field.type, field.default)
 
 

@@ -90,6 +90,7 @@ class FrontendProcess:
             await self._grpc.close()
             await channel.close()
             self._hooked.close()
+            app.memory.close()
             self._link.close()
         return EXIT_NODE_GONE if self._node_gone else 0
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from engines.errors import ServingError
 from frontend.inference import InferRequest, InferResponse
+from frontend.kserve.memory_store import ClientMemory
 from frontend.settings import EndpointSettings
 from worker.channel.messages import ModelEntry
 
@@ -29,6 +30,11 @@ class Serving(Protocol):
 
     @property
     def limits(self) -> EndpointSettings: ...
+
+    @property
+    def memory(self) -> ClientMemory:
+        """Shared memory that clients have registered."""
+        ...
 
     def live(self) -> bool:
         """Whether the process works at all."""

@@ -13,6 +13,24 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 
 
+class SystemSharedMemorySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``global.endpoints.system_shared_memory`` of the node file: tensors in shared memory that clients register.
+
+    Off by default: whoever reaches the port may then read and write every object that is allowed here, also one that
+    another client registered.
+
+    Attributes:
+        key_prefix: only objects whose names begin so may be registered; empty allows all.
+        max_regions: registered at once, over all clients.
+        max_bytes: of all registered regions together.
+    """
+
+    enabled: bool = False
+    key_prefix: str = ""
+    max_regions: Count = 64
+    max_bytes: Count = 1024 * 1024 * 1024
+
+
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``global.endpoints`` of the node file. Port 0 lets the node choose a free one; the default host is loopback.
 
@@ -42,6 +60,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     write_timeout_seconds: Positive = 60.0
     drain_timeout_seconds: Positive = 30.0
     server_name: str = "ringserve"
+    system_shared_memory: SystemSharedMemorySettings = SystemSharedMemorySettings()
 
 
 class GrpcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,13 +15,13 @@ from msgspec import Raw
 from engines.errors import InvalidInput
 from frontend.inference import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
 from frontend.kserve.classification import classify
+from frontend.kserve.client_memory import read_range
 from frontend.kserve.json_data import NESTING_TEXT, decode_data, encode_data
 from frontend.kserve.parameters import (
     NO_OPTIONS,
     classification_parameter,
     flag_parameter,
     read_parameters,
-    refuse_shared_memory,
 )
 from frontend.kserve.raw_data import Buffer, raw_part
 from frontend.kserve.shapes import read_datatype, read_shape, refuse_large, refuse_many
@@ -71,7 +71,7 @@ def decode_infer(
     Raises:
         InvalidInput: the body contradicts the protocol; names the tensor, what was expected and what came.
         TooLarge: the body, or the number of tensors, is over its limit.
-        Unsupported: a tensor lies in client shared memory.
+        Unsupported: a tensor lies in client shared memory, which is not offered.
     """
     view = memoryview(body)
     refuse_large(len(view), limits)
@@ -94,6 +94,7 @@ def decode_infer(
         dict(options.values),
         options.binary_default,
         options.timeout_us,
+        explain=options.explain,
     )
 
 
@@ -116,7 +117,10 @@ def encode_infer(response: InferResponse, binary_default: bool = False) -> tuple
             "datatype": output.datatype,
             "shape": output.array.shape,
         }
-        if _is_binary(output, binary_default):
+        if output.placed:
+            # Not even "parameters": one client takes them for a promise of binary data.
+            pass
+        elif _is_binary(output, binary_default):
             part = raw_part(output)
             described["parameters"] = {"binary_data_size": len(part)}
             parts.append(part)
@@ -156,9 +160,16 @@ def _read_inputs(
         shape = read_shape(item.name, item.shape)
         parameters = item.parameters or {}
         size = parameters.get("binary_data_size")
-        if parameters:
-            refuse_shared_memory(parameters, f"input '{item.name}'")
+        region = read_range(parameters, f"input '{item.name}'", limits.system_shared_memory) if parameters else None
         has_data = len(memoryview(item.data)) > 0
+        if region is not None:
+            if has_data or size is not None:
+                raise InvalidInput(
+                    f"input '{item.name}': Input must set only one of the following fields: 'data', 'binary_data_size' "
+                    "in 'parameters', 'shared_memory_region' in 'parameters'. But more than one is set"
+                )
+            inputs.append(InputTensor(item.name, item.datatype, shape, region=region))
+            continue
         if (size is None) is not has_data:
             raise InvalidInput(
                 f"input '{item.name}': Input must set only one of the following fields: 'data', 'binary_data_size' in "
@@ -198,7 +209,7 @@ def _read_outputs(described: list[_Output] | None, limits: EndpointSettings) -> 
             elif key == "classification":
                 output.classification = classification_parameter(value, item.name)
         if item.parameters:
-            refuse_shared_memory(item.parameters, f"output '{item.name}'")
+            output.region = read_range(item.parameters, f"output '{item.name}'", limits.system_shared_memory)
         outputs.append(output)
     return outputs
 

@@ -16,7 +16,7 @@ import numpy as np
 from engines.bundle.signature import Signature
 from engines.errors import InvalidInput
 from engines.tensor import NDArray, TensorSpec, decode_bytes, element_count
-from frontend.inference import InferRequest, InputTensor, RequestedOutput
+from frontend.inference import ExecutableInput, InferRequest, InputTensor, RequestedOutput, Room
 from frontend.kserve.json_data import HALF_TYPES, half_output_text
 from frontend.kserve.shapes import refuse_many, shaped, text_of
 from frontend.settings import EndpointSettings
@@ -25,26 +25,52 @@ from worker.channel.messages import ModelEntry
 
 @dataclass(frozen=True, slots=True)
 class CheckedInput:
-    """One client input, proven to fit its spec. Exactly one of ``raw`` and ``array`` is set.
+    """One client input, proven to fit its spec. Exactly one of ``raw``, ``array`` and ``room`` is set.
 
     Attributes:
         shape: full, every size known.
         raw: numeric elements in wire form, C-contiguous bytes borrowed from the request body; view them with
             ``as_array`` or copy them as they are.
         array: decoded elements in ``shape``; object array of ``bytes`` for BYTES.
+        room: numeric elements that are still in the client's memory; their number is proven, not their values, which
+            the client may change until they have been copied.
     """
 
     spec: TensorSpec
     shape: tuple[int, ...]
     raw: memoryview | None
     array: NDArray | None
+    room: Room | None = None
 
     def as_array(self) -> NDArray:
-        """Return the elements in ``shape``; read-only and without a copy if they came raw."""
-        if self.raw is None:
-            assert self.array is not None, "a checked input has one of raw and array"
+        """Return the elements in ``shape``; read-only and without a copy if they came raw.
+
+        Raises:
+            InvalidInput: see ``fill``.
+        """
+        if self.raw is not None:
+            return np.frombuffer(self.raw, dtype=self.spec.element.numpy).reshape(self.shape)
+        if self.array is not None:
             return self.array
-        return np.frombuffer(self.raw, dtype=self.spec.element.numpy).reshape(self.shape)
+        array: NDArray = np.empty(self.shape, dtype=self.spec.element.numpy)
+        self.fill(array)
+        return array
+
+    def executable(self) -> ExecutableInput:
+        """Return the elements, or this input itself to be filled in where they are wanted."""
+        return self.as_array() if self.room is None else self
+
+    def fill(self, room: NDArray) -> None:
+        """Copy the elements from the client's memory into a C-contiguous array of ``shape``.
+
+        Raises:
+            InvalidInput: the client took its memory away, or a BOOL is neither 0 nor 1.
+        """
+        assert self.room is not None and room.flags.c_contiguous and room.shape == self.shape
+        # Through uint8: numpy cannot export a buffer of bfloat16.
+        flat = room.reshape(-1).view(np.uint8)
+        self.room.read_into(flat.data)
+        _check_bool(self.spec, flat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +125,16 @@ def check(request: InferRequest, entry: ModelEntry, limits: EndpointSettings) ->
                 )
             rows = size
         inputs.append(_check_content(tensor, spec, entry.name, limits))
-    return Checked(tuple(inputs), rows or 1, _check_outputs(request, signature, entry.name, limits))
+    return Checked(tuple(inputs), rows or 1, _check_outputs(request, signature, rows or 1, entry.name, limits))
+
+
+def require_room(output: str, needed_bytes: int, given_bytes: int) -> None:
+    """Raise InvalidInput if an output does not fit into what the client gave for it."""
+    if needed_bytes > given_bytes:
+        raise InvalidInput(
+            f"shared memory size specified with the request for output '{output}' ({given_bytes} bytes) should be at "
+            f"least {needed_bytes} bytes to hold the results"
+        )
 
 
 def _of_raw_request(tensor: InputTensor, specs: Sequence[TensorSpec], model: str) -> InputTensor:
@@ -181,8 +216,10 @@ def _check_type_and_shape(tensor: InputTensor, spec: TensorSpec, model: str) -> 
 
 def _check_content(tensor: InputTensor, spec: TensorSpec, model: str, limits: EndpointSettings) -> CheckedInput:
     shape = tensor.shape
+    if tensor.room is not None:
+        return _check_room(tensor, tensor.room, spec, model, limits)
     if tensor.raw is None:
-        assert tensor.array is not None, "an input tensor has one of raw and array"
+        assert tensor.array is not None, "an input tensor has one of raw, array and room"
         assert tensor.array.shape == shape, f"{tensor.array.shape=} {shape=}"
         return CheckedInput(spec, shape, None, tensor.array)
     raw = memoryview(tensor.raw)
@@ -191,20 +228,42 @@ def _check_content(tensor: InputTensor, spec: TensorSpec, model: str, limits: En
     if itemsize == 0:
         flat = decode_bytes(raw, count, spec.name, limits.max_bytes_element)
         return CheckedInput(spec, shape, None, shaped(spec.name, flat, shape))
-    if len(raw) != count * itemsize:
-        raise InvalidInput(
-            f"input byte size mismatch for input '{spec.name}' for model '{model}'. Expected {count * itemsize}, "
-            f"got {len(raw)}"
-        )
+    _check_size(len(raw), count * itemsize, spec, model)
     if count == 0:
         return CheckedInput(spec, shape, None, shaped(spec.name, np.empty(0, dtype=spec.element.numpy), shape))
-    if spec.dtype == "bool" and (top := int(np.frombuffer(raw, dtype=np.uint8).max())) > 1:
-        raise InvalidInput(f"input '{spec.name}': a byte of datatype 'BOOL' must be 0 or 1, got {top}")
+    _check_bool(spec, np.frombuffer(raw, dtype=np.uint8))
     return CheckedInput(spec, shape, raw, None)
 
 
+def _check_room(
+    tensor: InputTensor, room: Room, spec: TensorSpec, model: str, limits: EndpointSettings
+) -> CheckedInput:
+    """As ``_check_content``, of a tensor in the client's memory: numbers stay there, elements of any length do not."""
+    shape = tensor.shape
+    count = element_count(shape)
+    itemsize = spec.element.itemsize
+    if itemsize and count:
+        _check_size(room.size_bytes, count * itemsize, spec, model)
+        return CheckedInput(spec, shape, None, None, room)
+    raw = bytearray(room.size_bytes)
+    room.read_into(memoryview(raw))
+    return _check_content(InputTensor(tensor.name, tensor.datatype, shape, raw), spec, model, limits)
+
+
+def _check_size(given: int, expected: int, spec: TensorSpec, model: str) -> None:
+    if given != expected:
+        raise InvalidInput(
+            f"input byte size mismatch for input '{spec.name}' for model '{model}'. Expected {expected}, got {given}"
+        )
+
+
+def _check_bool(spec: TensorSpec, flat: NDArray) -> None:
+    if spec.dtype == "bool" and (top := int(flat.max())) > 1:
+        raise InvalidInput(f"input '{spec.name}': a byte of datatype 'BOOL' must be 0 or 1, got {top}")
+
+
 def _check_outputs(
-    request: InferRequest, signature: Signature, model: str, limits: EndpointSettings
+    request: InferRequest, signature: Signature, rows: int, model: str, limits: EndpointSettings
 ) -> tuple[RequestedOutput, ...]:
     specs = {spec.name: spec for spec in signature.client_outputs}
     wanted = request.outputs
@@ -229,6 +288,11 @@ def _check_outputs(
                 )
             continue
         # Found here and not when the answer is rendered: the model need not run for an answer that cannot be told.
+        if output.region is not None:
+            shape = [rows if axis == spec.batch_axis else size for axis, size in enumerate(spec.shape)]
+            if spec.element.itemsize and min(shape, default=0) >= 0:
+                require_room(output.name, element_count(shape) * spec.element.itemsize, output.region.size_bytes)
+            continue
         binary = request.binary_default if output.binary is None else output.binary
         if spec.element.wire in HALF_TYPES and not binary:
             raise InvalidInput(half_output_text(output.name, spec.element.wire))

@@ -18,8 +18,9 @@ from engines.errors import InvalidInput, ServingError, TooLarge
 from engines.tensor import DType, NDArray, element_count
 from frontend.inference import InferRequest, InferResponse, InputTensor, Parameter, RequestedOutput
 from frontend.kserve.classification import classify
+from frontend.kserve.client_memory import read_range
 from frontend.kserve.json_data import HALF_TYPES
-from frontend.kserve.parameters import classification_parameter, read_parameters, refuse_shared_memory
+from frontend.kserve.parameters import classification_parameter, read_parameters
 from frontend.kserve.proto import message_class
 from frontend.kserve.raw_data import Buffer, raw_part
 from frontend.kserve.shapes import read_datatype, read_shape, refuse_large, refuse_many, shaped, text_of
@@ -101,7 +102,7 @@ def decode_infer(data: Buffer, limits: EndpointSettings) -> InferRequest:
     Raises:
         InvalidInput: the message contradicts the protocol; names the tensor, what was expected and what came.
         TooLarge: the message, or the number of tensors, is over its limit.
-        Unsupported: a tensor lies in client shared memory.
+        Unsupported: a tensor lies in client shared memory, which is not offered.
     """
     return read_envelope(open_envelope(data, limits), limits)
 
@@ -112,7 +113,7 @@ def read_envelope(envelope: Envelope, limits: EndpointSettings) -> InferRequest:
     refuse_many(len(message.inputs), "inputs", limits)
     refuse_many(len(message.outputs), "outputs", limits)
     options = read_parameters(_parameters(message.parameters))
-    outputs = [_read_output(item) for item in message.outputs]
+    outputs = [_read_output(item, limits) for item in message.outputs]
     return InferRequest(
         message.model_name,
         message.model_version,
@@ -122,6 +123,7 @@ def read_envelope(envelope: Envelope, limits: EndpointSettings) -> InferRequest:
         options.values,
         binary_default=True,
         timeout_us=options.timeout_us,
+        explain=options.explain,
     )
 
 
@@ -166,7 +168,8 @@ def infer_parts(response: InferResponse) -> list[Buffer]:
     for tensor in response.outputs:
         output = classify(tensor) if tensor.classification else tensor
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
-        raw = raw_part(output)
+        # Clients count one raw part for every output, whether or not its data is there.
+        raw = b"" if output.placed else raw_part(output)
         parts += (_RAW_OUTPUT_KEY, varint(len(raw)), raw)
     parts[0] = message.SerializeToString()
     return parts
@@ -195,11 +198,11 @@ def _parameters(parameters: Any) -> dict[str, Any]:
     return values
 
 
-def _read_output(item: Any) -> RequestedOutput:
+def _read_output(item: Any, limits: EndpointSettings) -> RequestedOutput:
     output = RequestedOutput(item.name, binary=True)
     if item.parameters:
         parameters = _parameters(item.parameters)
-        refuse_shared_memory(parameters, f"output '{item.name}'")
+        output.region = read_range(parameters, f"output '{item.name}'", limits.system_shared_memory)
         if "classification" in parameters:
             output.classification = classification_parameter(parameters["classification"], item.name)
     return output
@@ -214,13 +217,22 @@ def _read_inputs(message: Any, raws: Sequence[Buffer], limits: EndpointSettings)
             f"{len(described)} inputs, but {len(raws)} buffers in raw_input_contents"
         )
     inputs: list[InputTensor] = []
-    for index, item in enumerate(described):
+    index = 0
+    for item in described:
         name = item.name
         dtype = read_datatype(name, item.datatype)
         shape = read_shape(name, item.shape)
-        if item.parameters:
-            refuse_shared_memory(_parameters(item.parameters), f"input '{name}'")
         contents = item.contents if item.HasField("contents") else None
+        region = None
+        if item.parameters:
+            region = read_range(_parameters(item.parameters), f"input '{name}'", limits.system_shared_memory)
+        if region is not None:
+            if contents is not None and contents.ListFields():
+                raise InvalidInput(
+                    f"contents field must not be specified when using shared memory for '{name}' for model '{model}'"
+                )
+            inputs.append(InputTensor(name, item.datatype, shape, region=region))
+            continue
         if not raws:
             array = _read_contents(name, dtype, shape, contents, model, limits)
             inputs.append(InputTensor(name, item.datatype, shape, array=array))
@@ -235,6 +247,12 @@ def _read_inputs(message: Any, raws: Sequence[Buffer], limits: EndpointSettings)
                 f"{len(described)} inputs, but {len(raws)} buffers in raw_input_contents"
             )
         inputs.append(InputTensor(name, item.datatype, shape, raw=raws[index]))
+        index += 1
+    if index < len(raws):
+        raise InvalidInput(
+            f"unexpected additional input data for model '{model}': "
+            f"{index} inputs outside of shared memory, but {len(raws)} buffers in raw_input_contents"
+        )
     return inputs
 
 

@@ -33,6 +33,9 @@ class Operation(Enum):
     MEMORY_STATUS = auto()
     MEMORY_REGISTER = auto()
     MEMORY_UNREGISTER = auto()
+    CUDA_STATUS = auto()
+    CUDA_REGISTER = auto()
+    CUDA_UNREGISTER = auto()
     TRACE = auto()
     LOGGING = auto()
 
@@ -59,6 +62,9 @@ METHODS: Final[dict[Operation, tuple[str, ...]]] = {
     Operation.MEMORY_STATUS: GET,
     Operation.MEMORY_REGISTER: POST,
     Operation.MEMORY_UNREGISTER: POST,
+    Operation.CUDA_STATUS: GET,
+    Operation.CUDA_REGISTER: POST,
+    Operation.CUDA_UNREGISTER: POST,
     Operation.TRACE: BOTH,
     Operation.LOGGING: BOTH,
 }
@@ -93,10 +99,17 @@ _OF_MODEL: Final[dict[tuple[bytes, ...], Operation]] = {
     (b"trace", b"setting"): Operation.TRACE,
 }
 _OF_REPOSITORY: Final = {b"load": Operation.LOAD, b"unload": Operation.UNLOAD}
-_OF_MEMORY: Final = {
-    b"status": Operation.MEMORY_STATUS,
-    b"register": Operation.MEMORY_REGISTER,
-    b"unregister": Operation.MEMORY_UNREGISTER,
+_OF_MEMORY: Final[dict[bytes, dict[bytes, Operation]]] = {
+    b"systemsharedmemory": {
+        b"status": Operation.MEMORY_STATUS,
+        b"register": Operation.MEMORY_REGISTER,
+        b"unregister": Operation.MEMORY_UNREGISTER,
+    },
+    b"cudasharedmemory": {
+        b"status": Operation.CUDA_STATUS,
+        b"register": Operation.CUDA_REGISTER,
+        b"unregister": Operation.CUDA_UNREGISTER,
+    },
 }
 _MODELS: Final = b"/v2/models/"
 _INFER: Final = b"/infer"
@@ -121,10 +134,10 @@ def find(raw_path: bytes) -> Place | None:
             return _place(_OF_REPOSITORY[act], model)
         case [b"", b"v2", b"repository", repository, b"models", model, act] if act in _OF_REPOSITORY and repository:
             return _place(_OF_REPOSITORY[act], model)
-        case [b"", b"v2", b"systemsharedmemory" | b"cudasharedmemory", b"region", region, act] if act in _OF_MEMORY:
-            return _place(_OF_MEMORY[act], region)
-        case [b"", b"v2", b"systemsharedmemory" | b"cudasharedmemory", act] if act in (b"status", b"unregister"):
-            return Place(_OF_MEMORY[act])
+        case [b"", b"v2", memory, b"region", region, act] if act in _OF_MEMORY.get(memory, ()):
+            return _place(_OF_MEMORY[memory][act], region)
+        case [b"", b"v2", memory, (b"status" | b"unregister") as act] if memory in _OF_MEMORY:
+            return Place(_OF_MEMORY[memory][act])
     return None
 
 

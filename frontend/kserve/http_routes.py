@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from engines.errors import InvalidInput, NotFound, ServingError, Unavailable, Unsupported
+from engines.errors import InvalidInput, ServingError, Unavailable, Unsupported
+from frontend.explanation import explanation_headers
 from frontend.httpd.body import BodySink
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.wire import Headers, Part
 from frontend.inference import InferResponse
 from frontend.kserve import http_paths, metadata
 from frontend.kserve.body_codec import HEADER_LENGTH, decode_infer, encode_infer
+from frontend.kserve.client_memory import CUDA_TEXT, OFF_TEXT, unknown
 from frontend.kserve.compression import ACCEPTED, choose_encoding, compress, decompress
 from frontend.kserve.http_paths import Operation, Place
 from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
 from frontend.serving import Serving
 
 log = logging.getLogger(__name__)
+_Body = TypeVar("_Body")
 
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 """Largest ``x-request-timeout-ms``."""
@@ -41,6 +44,12 @@ _NO_LIFECYCLE: Final = "explicit model load / unload is not allowed if polling i
 
 class _IndexBody(msgspec.Struct):
     ready: bool = False
+
+
+class _RegisterBody(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
 
 
 class KserveApp:
@@ -68,6 +77,9 @@ class KserveApp:
             Operation.MEMORY_STATUS: self._memory_status,
             Operation.MEMORY_REGISTER: self._memory_register,
             Operation.MEMORY_UNREGISTER: self._memory_unregister,
+            Operation.CUDA_STATUS: self._cuda_status,
+            Operation.CUDA_REGISTER: self._cuda_register,
+            Operation.CUDA_UNREGISTER: self._cuda_unregister,
             Operation.TRACE: self._not_offered,
             Operation.LOGGING: self._not_offered,
         }
@@ -120,6 +132,9 @@ class KserveApp:
     def _start(self, exchange: Exchange, place: Place, body: Part) -> None:
         headers = exchange.headers
         request = decode_infer(place.name, place.version, body, _header_length(headers), self._limits)
+        explain = headers.get(b"x-ringserve-explain")
+        if explain is not None:
+            request.explain = _explain(explain)
         timeout_ms = headers.get(b"x-request-timeout-ms")
         if timeout_ms is not None:
             request.deadline_ns = exchange.arrival_ns + _timeout_ms(timeout_ms) * 1_000_000
@@ -149,6 +164,8 @@ class KserveApp:
     def _respond(self, exchange: Exchange, binary_default: bool, response: InferResponse) -> None:
         content, parts = encode_infer(response, binary_default)
         headers = [(name.encode(), value.encode()) for name, value in content]
+        if response.explained:
+            headers += explanation_headers(response.parameters)
         accept = exchange.headers.get(b"accept-encoding")
         encoding = "identity" if accept is None else choose_encoding(accept.decode("latin-1"))
         if encoding == "identity":
@@ -204,13 +221,23 @@ class KserveApp:
         _json(exchange, metadata.statistics_document(statistics))
 
     def _index(self, exchange: Exchange, place: Place) -> None:
-        asked = _IndexBody()
-        if len(exchange.body):
-            try:
-                asked = msgspec.json.decode(exchange.body, type=_IndexBody)
-            except (msgspec.DecodeError, UnicodeError) as error:
-                raise InvalidInput(f"failed to parse the request JSON buffer: {error}") from error
+        asked = _parsed(exchange.body, _IndexBody) if len(exchange.body) else _IndexBody()
         _json(exchange, metadata.repository_index(self._serving.entries(), asked.ready))
+
+    # Client shared memory
+
+    def _memory_status(self, exchange: Exchange, place: Place) -> None:
+        _json(exchange, self._serving.memory.status(place.name))
+
+    def _memory_register(self, exchange: Exchange, place: Place) -> None:
+        memory = self._serving.memory
+        if not memory.enabled:
+            raise Unsupported(OFF_TEXT)
+        asked = _parsed(exchange.body, _RegisterBody)
+        self._spawn(exchange, _after(exchange, memory.register(place.name, asked.key, asked.offset, asked.byte_size)))
+
+    def _memory_unregister(self, exchange: Exchange, place: Place) -> None:
+        self._spawn(exchange, _after(exchange, self._serving.memory.unregister(place.name)))
 
     # Known parts of the protocol that are not offered
 
@@ -220,15 +247,15 @@ class KserveApp:
     def _no_lifecycle(self, exchange: Exchange, place: Place) -> None:
         raise Unavailable(_NO_LIFECYCLE)
 
-    def _memory_status(self, exchange: Exchange, place: Place) -> None:
+    def _cuda_status(self, exchange: Exchange, place: Place) -> None:
         if place.name:
-            raise NotFound(f"Unable to find shared memory region: '{place.name}'")
+            raise unknown(place.name)
         _json(exchange, [])
 
-    def _memory_register(self, exchange: Exchange, place: Place) -> None:
-        raise Unsupported("client shared memory is not offered by this server")
+    def _cuda_register(self, exchange: Exchange, place: Place) -> None:
+        raise Unsupported(CUDA_TEXT)
 
-    def _memory_unregister(self, exchange: Exchange, place: Place) -> None:
+    def _cuda_unregister(self, exchange: Exchange, place: Place) -> None:
         # Nothing is registered, so all is unregistered; load generators ask for it before they start.
         _reply(exchange, 200, [], [])
 
@@ -253,6 +280,18 @@ async def _guarded(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         log.exception("http.handler_failed", extra={"path": exchange.path})
         if not exchange.answered:
             _reply(exchange, 500, _JSON, [error_body("internal error")])
+
+
+async def _after(exchange: Exchange, work: Awaitable[None]) -> None:
+    await work
+    _reply(exchange, 200, [], [])
+
+
+def _parsed(body: Part, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidInput(f"failed to parse the request JSON buffer: {error}") from error
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
@@ -292,6 +331,12 @@ def _header_length(headers: dict[bytes, bytes]) -> int | None:
     if not value.isdigit() or len(value) > 18:
         raise InvalidInput(f"{HEADER_LENGTH} is '{value[:80].decode('latin-1')}', expected a number of bytes")
     return int(value)
+
+
+def _explain(value: bytes) -> bool:
+    if value in (b"0", b"1"):
+        return value == b"1"
+    raise InvalidInput(f"x-ringserve-explain is '{value[:80].decode('latin-1')}', expected 1 or 0")
 
 
 def _timeout_ms(value: bytes) -> int:

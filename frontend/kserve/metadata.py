@@ -24,6 +24,7 @@ EXTENSIONS: Final = (
     "statistics",
 )
 """Only what is offered: clients skip calls that are not named here, and rely on those that are."""
+SYSTEM_SHARED_MEMORY: Final = "system_shared_memory"
 
 Document = dict[str, Any]
 
@@ -40,7 +41,10 @@ SERVER_VERSION: Final = _own_version()
 
 def server_metadata(settings: EndpointSettings) -> Document:
     """Return ``GET /v2``: name, version and extensions."""
-    return {"name": settings.server_name, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)}
+    extensions = list(EXTENSIONS)
+    if settings.system_shared_memory.enabled:
+        extensions.append(SYSTEM_SHARED_MEMORY)
+    return {"name": settings.server_name, "version": SERVER_VERSION, "extensions": extensions}
 
 
 def model_metadata(entry: ModelEntry, versions: Sequence[str]) -> Document:

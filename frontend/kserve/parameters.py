@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engines.errors import InvalidInput, Unsupported
+from engines.errors import InvalidInput
 from frontend.inference import Parameter
 
 MAX_TIMEOUT_US: Final = 30 * 24 * 3600 * 1_000_000
 """Longest ``timeout`` a request may name: thirty days. More is a unit mistake, and would overflow a deadline in ns."""
 MAX_PRIORITY: Final = 2**32 - 1
+EXPLAIN: Final = "ringserve_explain"
 _RESERVED: Final = "triton_"
 _ALLOWED_RESERVED: Final = "triton_enable_empty_final_response"
 """Set by one load generator on every gRPC request; without decoupled models it changes nothing."""
@@ -25,11 +26,13 @@ class Options:
         values: every parameter as sent, for hooks.
         timeout_us: 0 if none.
         binary_default: whether outputs that say nothing are wanted in binary form.
+        explain: whether the response should tell about the batch the request ran in.
     """
 
     values: dict[str, Parameter]
     timeout_us: int = 0
     binary_default: bool = False
+    explain: bool = False
 
 
 NO_OPTIONS: Final = Options({})
@@ -44,6 +47,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> Options:
     values: dict[str, Parameter] = {}
     timeout_us = 0
     binary_default = False
+    explain = False
     for key, value in parameters.items():
         if not isinstance(value, bool | int | float | str):
             raise InvalidInput(
@@ -55,13 +59,15 @@ def read_parameters(parameters: Mapping[str, Any]) -> Options:
             _whole(key, value, MAX_PRIORITY, "")
         elif key == "binary_data_output":
             binary_default = flag_parameter(key, value, "request")
+        elif key == EXPLAIN:
+            explain = flag_parameter(key, value, "request")
         elif key.startswith(_RESERVED) and key != _ALLOWED_RESERVED:
             raise InvalidInput(
                 f"parameter keys starting with 'triton_' are reserved for system usage, got '{key}'; "
                 f"only '{_ALLOWED_RESERVED}' may be set"
             )
         values[key] = value
-    return Options(values, timeout_us, binary_default)
+    return Options(values, timeout_us, binary_default, explain)
 
 
 def flag_parameter(key: str, value: object, where: str) -> bool:
@@ -84,13 +90,6 @@ def classification_parameter(value: object, output: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PRIORITY:
         raise InvalidInput(f"output '{output}': parameter 'classification' must be a positive integer, got {value!r}")
     return value
-
-
-def refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
-    """Raise Unsupported if a tensor's parameters point into client shared memory, which is not offered."""
-    for key in parameters:
-        if key.startswith("shared_memory_"):
-            raise Unsupported(f"{where}: parameter '{key}': client shared memory is not offered by this server")
 
 
 def _whole(key: str, value: Parameter, most: int, unit: str) -> int:

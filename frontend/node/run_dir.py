@@ -11,6 +11,8 @@ from pathlib import Path
 from frontend.node.link import NODE_SOCKET
 
 LOCK_FILE = "node.lock"
+CLIENT_MEMORY_FILE = "client_memory.json"
+"""Which shared memory clients have registered: shared by the frontends of one node, forgotten with it."""
 MAX_SOCKET_PATH_BYTES = 107
 """The kernel's 108 bytes for a Unix socket path, with its closing zero."""
 
@@ -48,6 +50,7 @@ class RunDir:
             # Nobody listens on these: whoever made them is gone, or we would not hold the lock.
             if socket_file.is_socket():
                 socket_file.unlink(missing_ok=True)
+        Path(self.path, CLIENT_MEMORY_FILE).unlink(missing_ok=True)
 
     def socket_path(self, name: str) -> str:
         return os.path.join(self.path, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from engines.errors import (
 from engines.tensor import DTYPES, NDArray, TensorSpec
 from frontend.inference import InferRequest, InferResponse, OutputTensor
 from frontend.kserve.checks import check
+from frontend.kserve.memory_store import ClientMemory
 from frontend.serving import Done
 from frontend.settings import EndpointSettings
 from worker.channel.messages import ModelEntry
@@ -100,6 +102,7 @@ class DoubleServing:
 
     def __init__(self, limits: EndpointSettings | None = None) -> None:
         self.limits = limits or EndpointSettings()
+        self.memory = ClientMemory(self.limits.system_shared_memory, os.devnull)
         self.models = entries()
         self.is_ready = True
         self.held: list[DoubleCall] = []

@@ -236,7 +236,8 @@ def test_garbage_is_an_invalid_argument(address: str) -> None:
 
 OFFERED = {
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
-    "ModelInfer", "ModelStreamInfer", "RepositoryIndex",
+    "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
 }  # fmt: skip
 
 
@@ -246,6 +247,22 @@ def test_rpcs_that_are_not_offered_say_so(address: str, rpc: str) -> None:
         channel.unary_unary(f"/inference.GRPCInferenceService/{rpc}")(b"")
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert rpc in caught.value.details()
+
+
+def test_shared_memory_that_is_off_can_be_listed_and_unregistered_but_not_registered(client: Any) -> None:
+    assert not client.get_system_shared_memory_status().regions
+    assert not client.get_cuda_shared_memory_status().regions
+    client.unregister_system_shared_memory("any")
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+    for call, text in (
+        (lambda: client.register_system_shared_memory("r", "/r", 8), "system_shared_memory.enabled is false"),
+        (lambda: client.register_cuda_shared_memory("r", b"", 0, 8), "CUDA shared memory is not offered"),
+    ):
+        with pytest.raises(InferenceServerException, match=text) as caught:
+            call()
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+    assert "system_shared_memory" not in client.get_server_metadata().extensions
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])

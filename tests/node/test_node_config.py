@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,7 @@ def test_unknown_variable_gets_a_suggestion(tmp_path: Path) -> None:
 def test_every_scalar_has_a_variable_that_takes_its_default(tmp_path: Path, option: options.Option) -> None:
     loaded = load(tmp_path, "", {option.environment: str(option.default)})
     assert loaded.sources[option.path] == f"environment {option.environment}"
-    holder = getattr(loaded.settings, option.section) if option.section else loaded.settings
+    holder = attrgetter(option.section)(loaded.settings) if option.section else loaded.settings
     assert getattr(holder, option.key) == option.default
 
 

@@ -51,6 +51,8 @@ class Reason(IntEnum):
     """The next request had another shape variant."""
     OVERSIZE = 6
     """One request alone was larger than the size chosen for the queue."""
+    RETRIED = 7
+    """The request ran alone, once more, after the batch it was in had failed."""
 
 
 def request_words(
