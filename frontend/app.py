@@ -107,7 +107,7 @@ class InferCall:
             variant = match_variant(signature, [array.shape for array in inputs])
             if variant < 0:
                 raise InvalidInput(compiled_text(signature, [array.shape for array in inputs]))
-        execution = Execution(self._app.channel, self.entry, on_done)
+        execution = Execution(self._app.channel, self.entry, on_done, background=self._request.background)
         execution.start(variant, rows, inputs, self.deadline_ns, self.arrival_ns)
         self._execution = execution
 

@@ -19,6 +19,7 @@ from engines.tensor import NDArray
 from frontend.inference import ExecutableInput
 from worker.channel.client import Placement, Reply, WorkerChannel
 from worker.channel.messages import ModelEntry
+from worker.channel.records import FLAG_BACKGROUND
 
 OnDone = Callable[["Execution", ServingError | None], None]
 
@@ -38,12 +39,13 @@ class Execution:
     """
 
     __slots__ = (
-        "_arrival_ns", "_channel", "_deadline_ns", "_entry", "_inputs", "_on_done", "_over", "_parts", "_pending",
-        "_split", "_variant", "_waiting", "outputs", "pieces", "placement", "reply",
+        "_arrival_ns", "_channel", "_deadline_ns", "_entry", "_flags", "_inputs", "_on_done", "_over", "_parts",
+        "_pending", "_split", "_variant", "_waiting", "outputs", "pieces", "placement", "reply",
     )  # fmt: skip
 
-    def __init__(self, channel: WorkerChannel, entry: ModelEntry, on_done: OnDone) -> None:
+    def __init__(self, channel: WorkerChannel, entry: ModelEntry, on_done: OnDone, *, background: bool = False) -> None:
         self._channel = channel
+        self._flags = FLAG_BACKGROUND if background else 0
         self._entry = entry
         self._on_done = on_done
         self._inputs: Sequence[NDArray] = ()
@@ -140,7 +142,7 @@ class Execution:
                 raise
 
     def _submit(self, placement: Placement, start: int) -> None:
-        request_id = self._channel.submit(placement, self._deadline_ns, self._arrival_ns, self._on_reply)
+        request_id = self._channel.submit(placement, self._deadline_ns, self._arrival_ns, self._on_reply, self._flags)
         self._pending[request_id] = (start, placement)
 
     def _on_reply(self, placement: Placement, reply: Reply) -> None:

@@ -107,6 +107,7 @@ class InferRequest:
         outputs: None if the client listed none (all outputs are wanted).
         timeout_us: KServe ``timeout`` parameter, 0 if none. Deadlines from other sources come in ``deadline_ns``.
         deadline_ns: absolute, monotonic; None if the protocol carried none.
+        background: it may wait for everything that is not; lines of batch jobs.
         explain: whether the response should say in which batch the request ran, and why it had that size.
     """
 
@@ -120,6 +121,7 @@ class InferRequest:
     timeout_us: int = 0
     deadline_ns: int | None = None
     explain: bool = False
+    background: bool = False
 
 
 @dataclass(slots=True)
