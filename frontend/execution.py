@@ -150,6 +150,11 @@ class Execution:
             placement.release()
             return
         start, _ = self._pending.pop(placement.request_id)
+        if reply.kind is Kind.QUEUE_FULL and self._pending:
+            # Other pieces of this very request fill the queue: this one goes again when one of them is answered.
+            self._waiting.appendleft((start, placement.rows))
+            placement.release()
+            return
         self.placement = placement
         try:
             if reply.kind is not Kind.OK:
