@@ -309,6 +309,44 @@ def poison(directory: Path, columns: int = 4) -> Path:
     )
 
 
+def steps(directory: Path, columns: int = 4) -> Path:
+    """``OUTPUT = INPUT`` after as many 64 x 64 matrix products, some 5 us each, as INPUT's largest value says.
+
+    Zeros, as in a warm-up, take no time; 1e9 hangs for more than an hour. f32 [n, columns].
+    """
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("MatMul", ["state_in", "rotation"], ["state_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_in", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_in", TensorProto.FLOAT, [64, 64]),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_out", TensorProto.FLOAT, [64, 64]),
+        ],
+    )
+    orthogonal = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))[0].astype(np.float32)
+    return write(
+        directory,
+        [
+            helper.make_node("ReduceMax", ["INPUT"], ["peak"], keepdims=0),
+            helper.make_node("Cast", ["peak"], ["count"], to=TensorProto.INT64),
+            helper.make_node("Loop", ["count", "go", "rotation"], ["last"], body=body),
+            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),
+            helper.make_node("Clip", ["largest", "low", "low"], ["nothing"]),
+            helper.make_node("Add", ["INPUT", "nothing"], ["OUTPUT"]),
+        ],
+        [value("INPUT", "f32", ["n", columns])],
+        [value("OUTPUT", "f32", ["n", columns])],
+        [constant("low", np.float32(0)), constant("go", np.array(True)), constant("rotation", orthogonal)],
+    )
+
+
 def slow(directory: Path, milliseconds: float = 50.0, columns: int = 4) -> Path:
     """``OUTPUT = INPUT`` after about ``milliseconds`` of work that does not depend on the batch size; f32 [n, columns].
 

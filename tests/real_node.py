@@ -162,6 +162,10 @@ class Node:
         whole = len(frontends) >= self._frontends and len(status["channels"]) >= self._frontends
         return status if ready and whole else None
 
+    def wait_full_strength(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Return the status once every process is ready and every channel attached; the node is ready before that."""
+        return until("full strength", self.full_strength, timeout_s)
+
     def pids(self, role: str) -> list[int]:
         """Return the process ids of a role."""
         status = self.status()
