@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.errors import AlreadyExists, InvalidInput, NotReady, QueueFull, TooLarge, Unavailable
+from engines.errors import AlreadyExists, Internal, InvalidInput, NotReady, QueueFull, TooLarge, Unavailable
 
 
 class StoreUnavailable(Unavailable):
@@ -34,3 +34,7 @@ class IdempotencyConflict(AlreadyExists):
 
 class InputInUse(InvalidInput):
     """A file that an unfinished, not yet validated batch still reads cannot be deleted."""
+
+
+class RuleBroken(Internal):
+    """The database refused a write that breaks an invariant of the tables; nothing changed."""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from frontend.batches.store.route_rows import AuditRow, SignalRow
 from frontend.batches.store.rows import (
-    AuditRow,
     BatchRow,
     ClaimGroup,
     Demand,
@@ -37,7 +37,6 @@ from frontend.batches.store.rows import (
     RouteCount,
     SchedulingRow,
     SegmentRow,
-    SignalRow,
     TakenBatch,
     TerminalState,
     TurnResult,

@@ -1,0 +1,176 @@
+"""The claim's decision: who starts next on a route. Pure: rows in, answers out.
+
+Rule (in ascending order, never served first): running lines of the workspace on the route; the workspace's last claim
+there; running lines of the batch there; the batch's last claim there; how long it waits; its id.
+
+A group of claims is decided as if each asked when its turn came. A batch that asks for no more in this group stops
+contending within it; a batch of another process keeps its turn, so everyone behind it is told to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, ClaimResult
+
+
+@dataclass(slots=True)
+class Contender:
+    """A fresh, ready wait row."""
+
+    batch_id: str
+    workspace_id: str
+    since: int
+    last_claim_at: int | None
+    waiting_lines: int
+
+
+@dataclass(slots=True)
+class RouteView:
+    """What the lock holder sees of a route.
+
+    Attributes:
+        running: lines by (workspace, batch).
+        contenders: by batch.
+        turns: a workspace's last claim on the route.
+    """
+
+    running: dict[tuple[str, str], int]
+    contenders: dict[str, Contender]
+    turns: dict[str, int]
+    running_of_workspace: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.running_of_workspace = {}
+        for (workspace_id, _), lines in self.running.items():
+            self.running_of_workspace[workspace_id] = self.running_of_workspace.get(workspace_id, 0) + lines
+
+    def running_total(self) -> int:
+        return sum(self.running_of_workspace.values())
+
+    def start(self, workspace_id: str, batch_id: str) -> None:
+        """Count one more running line."""
+        place = (workspace_id, batch_id)
+        self.running[place] = self.running.get(place, 0) + 1
+        self.running_of_workspace[workspace_id] = self.running_of_workspace.get(workspace_id, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A line that has a row already."""
+
+    state: str
+    attempts: int
+    execution_id: str
+    segment: int | None
+
+
+@dataclass(slots=True)
+class Decision:
+    """Answers by batch and position, and what to write for them: ``starts`` in order, each with its own time."""
+
+    answers: dict[str, list[ClaimResult]]
+    starts: list[tuple[ClaimBatch, ClaimLine, int]] = field(default_factory=list)
+
+
+def decide(
+    group: ClaimGroup,
+    view: RouteView,
+    existing: Mapping[tuple[str, int], Existing],
+    stopped: frozenset[str],
+    now_us: int,
+) -> Decision:
+    """Return the answers of a group; ``view`` is used up.
+
+    The time of a start is after every earlier claim on the route, so that two claims never tie and a clock that
+    stepped back does not reverse the turns.
+    """
+    decision = Decision({})
+    asks: dict[str, list[int]] = {}
+    batches = {batch.batch_id: batch for batch in group.batches}
+    for batch in group.batches:
+        start = ClaimResult.STOPPED if batch.batch_id in stopped else ClaimResult.WAIT
+        answers = decision.answers[batch.batch_id] = [start] * len(batch.lines)
+        if batch.batch_id in stopped:
+            view.contenders.pop(batch.batch_id, None)
+            continue
+        asks[batch.batch_id] = [
+            i for i, line in enumerate(batch.lines) if not _settle_known(batch, i, line, existing, answers)
+        ]
+        _contend(view, batch, now_us)
+    stamp_us = _after_last_claim(view, now_us)
+    running = view.running_total()
+    while running < group.cap and view.contenders and any(asks.values()):
+        first = min(view.contenders.values(), key=lambda contender: fair_rank(contender, view))
+        pending = asks.get(first.batch_id)
+        if pending is None:
+            break
+        if not pending:
+            del view.contenders[first.batch_id]
+            continue
+        batch, position = batches[first.batch_id], pending.pop(0)
+        decision.answers[batch.batch_id][position] = ClaimResult.CLAIMED
+        decision.starts.append((batch, batch.lines[position], stamp_us))
+        view.start(batch.workspace_id, batch.batch_id)
+        view.turns[batch.workspace_id] = first.last_claim_at = stamp_us
+        first.waiting_lines -= 1
+        stamp_us += 1
+        running += 1
+    if running >= group.cap:
+        for batch_id, left in asks.items():
+            for position in left:
+                decision.answers[batch_id][position] = ClaimResult.FULL
+    return decision
+
+
+def fair_rank(contender: Contender, view: RouteView) -> tuple[int, int, int, int, int, str]:
+    """Return the contender's sort key in the fair order; the smallest starts next."""
+    workspace = contender.workspace_id
+    return (
+        view.running_of_workspace.get(workspace, 0),
+        view.turns.get(workspace, -1),
+        view.running.get((workspace, contender.batch_id), 0),
+        -1 if contender.last_claim_at is None else contender.last_claim_at,
+        contender.since,
+        contender.batch_id,
+    )
+
+
+def _settle_known(
+    batch: ClaimBatch,
+    position: int,
+    line: ClaimLine,
+    existing: Mapping[tuple[str, int], Existing],
+    answers: list[ClaimResult],
+) -> bool:
+    """Answer a line whose row decides it: our own repeated question, someone's line, an unexpected retry."""
+    row = existing.get((batch.batch_id, line.line_no))
+    if row is not None and row.execution_id == line.execution_id and row.state == "running":
+        answers[position] = ClaimResult.CLAIMED
+        return True
+    if line.attempt == 1:
+        as_expected = row is None
+    else:
+        as_expected = (
+            row is not None and row.state == "failed" and row.attempts == line.attempt - 1 and row.segment is None
+        )
+    if not as_expected:
+        answers[position] = ClaimResult.TAKEN
+    return not as_expected
+
+
+def _contend(view: RouteView, batch: ClaimBatch, now_us: int) -> None:
+    known = view.contenders.get(batch.batch_id)
+    if known is None:
+        view.contenders[batch.batch_id] = Contender(
+            batch.batch_id, batch.workspace_id, now_us, None, batch.waiting_lines
+        )
+    else:
+        known.waiting_lines = batch.waiting_lines
+
+
+def _after_last_claim(view: RouteView, now_us: int) -> int:
+    last = list(view.turns.values())
+    last += [contender.last_claim_at for contender in view.contenders.values() if contender.last_claim_at is not None]
+    return max(now_us, max(last, default=0) + 1)
