@@ -33,7 +33,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "global.runtime.numerics": ("auto", "tf32", "f32"),
     "global.scheduler.discipline": ("fair", "fifo", "edf"),
     "global.scheduler.sizing": ("fill", "learned"),
-    "global.grpc.server": ("grpcio",),
+    "global.grpc.server": ("grpcio", "fast"),
 }
 NOT_AVAILABLE: Final[dict[str, dict[str, str]]] = {
     "global.model_control_mode": {"explicit": "loading and unloading by request is not available yet"},

@@ -17,7 +17,7 @@ import uvloop
 
 from engines.errors import ServingError
 from frontend.app import FrontendApp, ready_models
-from frontend.grpc import GrpcServer
+from frontend.grpc_server import RunningGrpcServer, make_grpc_server
 from frontend.hooked import HookedModels
 from frontend.http import HttpServer
 from frontend.kserve.http_routes import KserveApp
@@ -56,7 +56,7 @@ class FrontendProcess:
         self._ports: dict[str, int] = {}
         self._app: FrontendApp | None = None
         self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
+        self._grpc: RunningGrpcServer | None = None
 
     async def run(self) -> int:
         """Serve until told to drain or until the node is gone."""
@@ -73,7 +73,7 @@ class FrontendProcess:
         self._http = HttpServer(
             KserveApp(app), settings.endpoints.host, settings.endpoints.http_port, settings.endpoints
         )
-        self._grpc = GrpcServer(
+        self._grpc = make_grpc_server(
             app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints
         )
         try:

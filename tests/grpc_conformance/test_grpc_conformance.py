@@ -1,10 +1,12 @@
-"""The gRPC server against real clients, in process: tritonclient, its asyncio twin, and bare grpcio."""
+"""Both gRPC servers against real clients, in process: tritonclient, its asyncio twin, and bare grpcio.
+
+Every test runs once per server (``kind``): what one of them answers, the other answers too.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,72 +19,15 @@ import tritonclient.grpc.aio as triton_aio
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from serving_double import DoubleServing, LoopThread
+from serving_double import DoubleServing
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from frontend.grpc import GrpcServer
+from frontend.grpc_server import RunningGrpcServer, make_grpc_server
 from frontend.kserve.proto_schema import RPCS as ALL_RPCS
 from frontend.settings import EndpointSettings, GrpcSettings
 
 HOST = "127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def double() -> DoubleServing:
-    return DoubleServing()
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
-
-
-@pytest.fixture(scope="module")
-def address(double: DoubleServing, loop: LoopThread) -> Iterator[str]:
-    async def start() -> tuple[GrpcServer, int]:
-        server = GrpcServer(double, HOST, 0, GrpcSettings(), double.limits)
-        return server, await server.start()
-
-    server, port = loop.run(start())
-    yield f"{HOST}:{port}"
-    loop.run(server.close())
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(address) as made:
-        yield made
-
-
-@asynccontextmanager
-async def serving(limits: EndpointSettings | None = None) -> AsyncIterator[tuple[DoubleServing, GrpcServer, str]]:
-    double = DoubleServing(limits)
-    server = GrpcServer(double, HOST, 0, GrpcSettings(), double.limits)
-    port = await server.start()
-    try:
-        yield double, server, f"{HOST}:{port}"
-    finally:
-        await server.close()
-
-
-Scenario = Callable[[DoubleServing, GrpcServer, str], Awaitable[None]]
-
-
-@pytest.fixture
-def with_server(loop: LoopThread) -> Callable[..., None]:
-    """Run a coroutine beside a server of its own."""
-
-    def run_scenario(scenario: Scenario, limits: EndpointSettings | None = None) -> None:
-        async def run() -> None:
-            async with serving(limits) as (double, server, address):
-                await scenario(double, server, address)
-
-        loop.run(run())
-
-    return run_scenario
 
 
 def tensor(name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
@@ -282,7 +227,7 @@ def test_pi_13_health_check_follows_readiness(address: str, double: DoubleServin
 
 
 def test_health_watch_tells_changes_and_ends_with_a_drain(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             # Iterated, not read(): that returns EOF once the status is there, whatever came before it.
             watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
@@ -310,15 +255,17 @@ def test_reflection_describes_the_service(address: str) -> None:
         assert pool.FindMessageTypeByName("inference.ModelConfig").fields_by_name["max_batch_size"].number == 4
 
 
-def test_pi_05_a_message_over_the_limit_names_it(with_server: Callable[..., None]) -> None:
+def test_pi_05_a_message_over_the_limit_names_it(kind: str, with_server: Callable[..., None]) -> None:
+    # Far beyond the limit grpcio refuses by itself, in its own words.
+    beyond = "larger than max" if kind == "grpcio" else "max_request_bytes is 1048576"
     limits = EndpointSettings(max_request_bytes=1 << 20)
 
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with triton_aio.InferenceServerClient(address) as client:
             fits = np.zeros((1, (1 << 18) - 64), dtype=np.float32)
             result = await client.infer("free", [tensor("x", fits, "FP32")])
             assert result.as_numpy("y").shape == fits.shape
-            for elements, text in ((1 << 18, "max_request_bytes is 1048576"), (5 << 20, "larger than max")):
+            for elements, text in ((1 << 18, "max_request_bytes is 1048576"), (5 << 20, beyond)):
                 over = np.zeros((1, elements), dtype=np.float32)
                 with pytest.raises(InferenceServerException) as caught:
                     await client.infer("free", [tensor("x", over, "FP32")])
@@ -329,20 +276,21 @@ def test_pi_05_a_message_over_the_limit_names_it(with_server: Callable[..., None
     with_server(test, limits)
 
 
-def test_a_compressed_bomb_is_not_inflated_beyond_the_limit(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+def test_a_compressed_bomb_is_not_inflated_beyond_the_limit(kind: str, with_server: Callable[..., None]) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(bytes(64 << 20))
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "larger than max" in str(caught.value.details())
+            text = "larger than max" if kind == "grpcio" else "inflates to more than"
+            assert text in str(caught.value.details())
 
     with_server(test, EndpointSettings(max_request_bytes=1 << 20))
 
 
 def test_large_tensors_pass_beyond_the_libraries_default(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         values = np.random.default_rng(7).random((2, 3 << 19), dtype=np.float32)
         async with triton_aio.InferenceServerClient(address) as client:
             result = await client.infer("free", [tensor("x", values, "FP32")])
@@ -353,7 +301,7 @@ def test_large_tensors_pass_beyond_the_libraries_default(with_server: Callable[.
 
 
 def test_pi_12_bad_requests_of_a_stream_are_told_under_their_ids(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         messages = [
             request_of(request_id="good-0"),
             request_of("nobody", "unknown"),
@@ -376,7 +324,7 @@ def test_pi_12_bad_requests_of_a_stream_are_told_under_their_ids(with_server: Ca
 
 
 def test_bs_12_answers_of_a_stream_keep_the_order_of_the_requests(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         ids = [str(i) for i in range(500)]
         # Every third waits until the others are done, so completion order differs from request order.
         messages = [request_of("held" if i % 3 == 0 else "echo_f32", ids[i]) for i in range(500)]
@@ -400,7 +348,7 @@ async def _ids(stream: Any) -> list[str]:
 
 
 def test_pi_12_a_cancelled_stream_withdraws_what_waits(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
             await stream.write(request_of(request_id="first"))
@@ -427,7 +375,7 @@ def test_streams_through_the_sync_client(client: Any) -> None:
 
 
 def test_a_cancelled_call_is_withdrawn(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request_of("held", "gone"))
             await double.until(lambda: "gone" in double.started)
@@ -438,7 +386,7 @@ def test_a_cancelled_call_is_withdrawn(with_server: Callable[..., None]) -> None
 
 
 def test_do_05_client_deadlines_arrive_and_expired_calls_are_withdrawn(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             await stub.ModelInfer(request_of())
@@ -458,7 +406,7 @@ def test_do_05_client_deadlines_arrive_and_expired_calls_are_withdrawn(with_serv
 
 
 def test_a_drain_finishes_what_runs_and_ends_streams(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             running = stub.ModelInfer(request_of("held", "running"))
@@ -479,14 +427,14 @@ def test_a_drain_finishes_what_runs_and_ends_streams(with_server: Callable[..., 
     with_server(test)
 
 
-def test_two_servers_share_a_port_and_a_taken_one_is_refused(with_server: Callable[..., None]) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+def test_two_servers_share_a_port_and_a_taken_one_is_refused(kind: str, with_server: Callable[..., None]) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         port = int(address.rpartition(":")[2])
-        second = GrpcServer(double, HOST, port, GrpcSettings(), double.limits)
+        second = make_grpc_server(double, HOST, port, GrpcSettings(server=kind), double.limits)
         assert await second.start() == port
         await second.close()
         await second.close()
-        bad = GrpcServer(double, "203.0.113.1", port, GrpcSettings(), double.limits)
+        bad = make_grpc_server(double, "203.0.113.1", port, GrpcSettings(server=kind), double.limits)
         with pytest.raises(OSError, match="cannot listen"):
             await bad.start()
 
@@ -496,7 +444,7 @@ def test_two_servers_share_a_port_and_a_taken_one_is_refused(with_server: Callab
 def test_unforeseen_failures_are_internal_and_tell_nothing(
     with_server: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(double: DoubleServing, server: GrpcServer, address: str) -> None:
+    async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         def start(*_: Any) -> None:
             raise RuntimeError("secret")
 

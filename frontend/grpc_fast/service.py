@@ -1,0 +1,115 @@
+"""What all calls of one server share, and the table of its methods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from frontend.grpc_fast import replies
+from frontend.grpc_fast.calls import InferCall, MethodCall
+from frontend.grpc_fast.messages import Message, Room
+from frontend.grpc_fast.plans import Plan, plan_of
+from frontend.grpc_fast.streams import EachCall, InferStreamCall, WatchCall
+from frontend.grpc_health import CHECK_PATH, HEALTH_SERVICE, WATCH_PATH, Health
+from frontend.grpc_methods import INFER_PATH, STREAM_PATH, GrpcMethods
+from frontend.grpc_reflection import PATHS, Reflection
+from frontend.http2.connection import Connection
+from frontend.http2.fields import Head
+from frontend.http2.limits import Limits
+from frontend.http2.stream import Buffer, Receiver, Stream
+from frontend.inference import InferRequest, InferResponse
+from frontend.kserve import proto_schema
+from frontend.kserve.grpc_codec import decode_infer, infer_parts
+from frontend.serving import Serving
+from frontend.settings import EndpointSettings, GrpcSettings
+
+RETRY_AFTER_S: Final = 1
+
+
+class Refused:
+    """The receiver of a call that was answered before its body came."""
+
+    def data(self, data: bytes, at: int, stop: int) -> None: ...
+    def end(self) -> None: ...
+    def cancel(self) -> None: ...
+    def writable(self) -> None: ...
+    def room(self) -> int:
+        return 0
+
+    def tick(self, now_ns: int) -> None: ...
+
+
+class Service:
+    """The application behind the connections of one gRPC server.
+
+    Attributes:
+        room: for messages that are not complete.
+        infer_streams: open ModelStreamInfer calls, to be told of a drain.
+        calls: open calls of all connections.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        settings: GrpcSettings,
+        limits: EndpointSettings,
+        http2_limits: Limits,
+        draining: asyncio.Event,
+        clock: Callable[[], int],
+    ) -> None:
+        self.serving = serving
+        self.limits = limits
+        self.http2_limits = http2_limits
+        self.draining = draining
+        self.clock = clock
+        self.room = Room(limits)
+        self.infer_streams: set[InferStreamCall] = set()
+        self.calls = 0
+        self._max_calls = settings.max_concurrent_rpcs
+        self._refused = Refused()
+        self._methods = self._by_path(settings)
+
+    # Application
+
+    def interpret(self, head: Head) -> Plan:
+        return plan_of(head, self._methods, self.limits.max_header_bytes)
+
+    def open(self, connection: Connection, stream: Stream, value: Plan) -> Receiver:
+        self.calls += 1
+        if value.begin is not None and self.calls <= self._max_calls:
+            receiver: Receiver = value.begin(self, connection, stream, value)
+            return receiver
+        refusal = value.refusal
+        if refusal is None:
+            text = f"Concurrent RPC limit exceeded: max_concurrent_rpcs = {self._max_calls}"
+            refusal = replies.failure_tail((replies.RESOURCE_EXHAUSTED, text, RETRY_AFTER_S), alone=True)
+        connection.sender.finish(stream, refusal)
+        return self._refused
+
+    def closed(self) -> None:
+        self.calls -= 1
+
+    # For calls
+
+    def decode(self, message: Message) -> InferRequest:
+        """Return the request in a ModelInferRequest; large tensors borrow the message. Raises as ``decode_infer``."""
+        return decode_infer(message, self.limits)
+
+    def encode(self, response: InferResponse) -> tuple[list[Buffer], int]:
+        """Return the parts of a ModelInferResponse, which borrow the response, and their size."""
+        parts = infer_parts(response)
+        return parts, sum(map(len, parts))
+
+    def _by_path(self, settings: GrpcSettings) -> dict[bytes, Callable[..., Any]]:
+        health = Health(self.serving, self.draining)
+        unary = {**GrpcMethods(self.serving, self.limits).by_path(), CHECK_PATH: health.check}
+        methods: dict[str, Callable[..., Any]] = {path: partial(MethodCall, method) for path, method in unary.items()}
+        methods[INFER_PATH] = InferCall
+        methods[STREAM_PATH] = InferStreamCall
+        methods[WATCH_PATH] = partial(WatchCall, health.watch)
+        if settings.reflection:
+            reflection = Reflection((proto_schema.SERVICE, HEALTH_SERVICE))
+            methods.update(dict.fromkeys(PATHS, partial(EachCall, reflection.answer)))
+        return {path.encode(): begin for path, begin in methods.items()}

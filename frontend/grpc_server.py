@@ -1,0 +1,29 @@
+"""Which gRPC server a frontend runs: the one that ``grpc.server`` names."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from frontend.serving import Serving
+from frontend.settings import EndpointSettings, GrpcSettings
+
+
+class RunningGrpcServer(Protocol):
+    """A gRPC server, whichever it is."""
+
+    async def start(self) -> int: ...
+    async def drain(self, timeout_s: float) -> None: ...
+    async def close(self) -> None: ...
+
+
+def make_grpc_server(
+    serving: Serving, host: str, port: int, settings: GrpcSettings, limits: EndpointSettings
+) -> RunningGrpcServer:
+    """Return the server to start. Only the chosen one is imported: grpcio alone is tens of MiB in every frontend."""
+    if settings.server == "fast":
+        from frontend.grpc_fast.server import FastGrpcServer
+
+        return FastGrpcServer(serving, host, port, settings, limits)
+    from frontend.grpc import GrpcServer
+
+    return GrpcServer(serving, host, port, settings, limits)

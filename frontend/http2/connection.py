@@ -1,0 +1,388 @@
+"""The protocol of one HTTP/2 connection (RFC 9113), for a server: bytes in, calls to the application; no I/O, no clock.
+
+Theory of operation
+    ``Intake`` finds the frames; here is what they mean. What is to be sent lies in ``sender``.
+    A stream leaves ``streams`` when its answer was sent in full, or when either side resets it. If the client had
+    still something to send, it is told to stop (RST_STREAM NO_ERROR) and what is on its way is swallowed: the last
+    ``MAX_DROPPED`` such streams are remembered for that.
+    The end comes in one of two ways. A fault of the client: GOAWAY with the reason, and ``over``. A drain, in two
+    steps, as a client may have sent requests before it hears of it: GOAWAY that names no last stream, with a PING;
+    when that was answered, or a tick later, GOAWAY with the last stream; ``over`` when no stream is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+from frontend.http2 import frames
+from frontend.http2.fields import Head, HeadDecoder
+from frontend.http2.frames import Code, ConnectionFault
+from frontend.http2.intake import Intake
+from frontend.http2.limits import Limits
+from frontend.http2.peer import ANSWER_CREDIT, Budget, read_settings
+from frontend.http2.sender import Sender
+from frontend.http2.stream import Application, Stream
+
+MAX_DROPPED: Final = 1024
+DRAIN_PING: Final = b"draining"
+
+
+class Phase(IntEnum):
+    """How far a drain is."""
+
+    SERVING = 0
+    TOLD = 1
+    """The client knows; what it sends is still served."""
+    LAST_NAMED = 2
+    """Nothing new is served."""
+
+
+class Connection:
+    """One client's connection.
+
+    Attributes:
+        streams: requests that are not answered in full, by id.
+        last_id: highest stream that the client has used.
+        over: nothing more is received; close when all was written.
+    """
+
+    def __init__(self, application: Application, limits: Limits, wake: Callable[[], None], now_ns: int) -> None:
+        self._application = application
+        self._limits = limits
+        self._intake = Intake(self, HeadDecoder(limits, application.interpret), limits)
+        self.sender = Sender(wake, self._finished)
+        self.streams: dict[int, Stream] = {}
+        self.last_id = 0
+        self.over = False
+        self._since_ns = now_ns
+        self._seen_id = 0
+        self._phase = Phase.SERVING
+        self._told_ticks = 0
+        self._dropped: dict[int, None] = {}
+        self._window = limits.connection_window_bytes
+        self._half_window = limits.connection_window_bytes // 2
+        self._budget = Budget(limits)
+
+    # What the transport's side calls
+
+    def start(self) -> None:
+        """Send the server's preface."""
+        limits = self._limits
+        told = frames.settings(
+            {
+                frames.SETTINGS_MAX_CONCURRENT_STREAMS: limits.max_streams,
+                frames.SETTINGS_INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                frames.SETTINGS_MAX_FRAME_SIZE: limits.frame_bytes,
+                frames.SETTINGS_MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+            }
+        )
+        self.sender.control(
+            told + frames.window_update(0, limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES)
+        )
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the client, in any pieces. They are dropped once the connection is ``over``."""
+        if self.over:
+            return
+        try:
+            self._intake.receive(data)
+        except ConnectionFault as fault:
+            self.fail(fault.code, str(fault))
+            return
+        if self._window <= self._half_window:
+            self.sender.control(frames.window_update(0, self._limits.connection_window_bytes - self._window))
+            self._window = self._limits.connection_window_bytes
+
+    def lost(self) -> None:
+        """The client is gone: every request is withdrawn, everything lent is due for release."""
+        self.over = True
+        self._withdraw_all()
+
+    def fail(self, code: Code, text: str) -> None:
+        """Tell the client why the connection ends, withdraw its requests, and be ``over``."""
+        if not self.over:
+            self.over = True
+            self._withdraw_all()
+            self.sender.control(frames.goaway(self.last_id, code, text))
+
+    def drain(self, text: str) -> None:
+        """Finish what is under way and what the client has sent meanwhile, then be ``over``."""
+        if self.over or self._phase is not Phase.SERVING:
+            return
+        if not self._intake.greeted:
+            self.fail(Code.NO_ERROR, text)
+            return
+        self._phase = Phase.TOLD
+        told = frames.goaway(frames.MOST_STREAM_ID, Code.NO_ERROR, text)
+        self.sender.control(told + frames.ping(DRAIN_PING, ack=False))
+
+    def tick(self, now_ns: int) -> None:
+        """Look at the time; called about once a second."""
+        limits = self._limits
+        self._budget.renew()
+        if self.over:
+            return
+        if not self._intake.greeted:
+            if now_ns - self._since_ns > limits.read_ns:
+                self.fail(Code.SETTINGS_TIMEOUT, f"no HTTP/2 preface and SETTINGS within {limits.read_ns / 1e9:g} s")
+            return
+        if self._phase is Phase.TOLD:
+            self._told_ticks += 1
+            if self._told_ticks > 1:
+                self._name_last()
+        for stream in list(self.streams.values()):
+            if stream.open and stream.receiver is not None:
+                stream.receiver.tick(now_ns)
+            if stream.open and stream.queue:
+                self._tick_stalled(stream, now_ns)
+        if self.streams or self.last_id != self._seen_id:
+            self._seen_id = self.last_id
+            self._since_ns = now_ns
+        elif now_ns - self._since_ns > limits.idle_ns:
+            self.drain("idle")
+
+    # What the application calls
+
+    def reset(self, stream: Stream, code: Code) -> None:
+        """End a stream without an answer; its receiver is not called any more."""
+        if stream.open:
+            self._drop(stream)
+            self.sender.control(frames.rst_stream(stream.id, code))
+
+    def refill(self, stream: Stream) -> None:
+        """Let the client send as much as the receiver has room for."""
+        if stream.ended or not stream.open or stream.receiver is None:
+            return
+        room = min(stream.receiver.room(), frames.MOST_WINDOW_BYTES)
+        if room - stream.receive_window >= self._limits.stream_window_bytes // 2:
+            self.sender.control(frames.window_update(stream.id, room - stream.receive_window))
+            stream.receive_window = room
+
+    # What the intake finds
+
+    def open(self, stream_id: int, head: Head, *, ends: bool) -> None:
+        if not stream_id & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"client opened stream {stream_id}: its streams are odd")
+        self.last_id = stream_id
+        if self._phase is Phase.LAST_NAMED:
+            self._remember(stream_id)
+            return
+        if head.malformed or len(self.streams) >= self._limits.max_streams:
+            self._budget.reset()
+            self._remember(stream_id)
+            code = Code.PROTOCOL_ERROR if head.malformed else Code.REFUSED_STREAM
+            self.sender.control(frames.rst_stream(stream_id, code))
+            return
+        stream = Stream(
+            stream_id, self._limits.stream_window_bytes, self.sender.initial_window, head.content_length, ends
+        )
+        self.streams[stream_id] = stream
+        receiver = self._application.open(self, stream, head.value)
+        if stream.open:
+            stream.receiver = receiver
+            if ends:
+                self._end(stream)
+
+    def trailers(self, stream_id: int, malformed: str, *, ends: bool) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id not in self._dropped:
+                raise ConnectionFault(Code.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is over")
+        elif stream.ended:
+            self._fault(stream, Code.STREAM_CLOSED)
+        elif malformed or not ends:
+            self._fault(stream, Code.PROTOCOL_ERROR)
+        else:
+            stream.ended = True
+            self._end(stream)
+
+    def admit(self, stream_id: int, frame_bytes: int, data_bytes: int, *, ends: bool) -> None:
+        self._window -= frame_bytes
+        if self._window < 0:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+        if not data_bytes and not ends:
+            self._budget.idle("DATA frames without data")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id not in self._dropped:
+                self._budget.reset()
+                self._remember(stream_id)
+                self.sender.control(frames.rst_stream(stream_id, Code.STREAM_CLOSED))
+            return
+        stream.receive_window -= frame_bytes
+        if stream.ended:
+            self._fault(stream, Code.STREAM_CLOSED)
+        elif stream.receive_window < 0:
+            self._fault(stream, Code.FLOW_CONTROL_ERROR)
+        elif stream.body_left >= 0:
+            stream.body_left -= data_bytes
+            if stream.body_left < 0:
+                self._fault(stream, Code.PROTOCOL_ERROR)
+
+    def data(self, stream_id: int, data: bytes, at: int, stop: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None and stream.receiver is not None:
+            stream.receiver.data(data, at, stop)
+
+    def data_end(self, stream_id: int, *, ends: bool) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        if ends:
+            stream.ended = True
+            self._end(stream)
+        elif stream.receive_window <= self._limits.stream_window_bytes // 2:
+            self.refill(stream)
+
+    def control(self, stream_id: int, kind: int, flags: int, payload: bytes) -> None:
+        match kind:
+            case frames.WINDOW_UPDATE:
+                self._on_window_update(stream_id, payload)
+            case frames.SETTINGS:
+                self._on_settings(stream_id, flags, payload)
+            case frames.PING:
+                self._on_ping(stream_id, flags, payload)
+            case frames.RST_STREAM:
+                self._on_reset(stream_id, payload)
+            case frames.GOAWAY:
+                if stream_id:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
+                self._budget.idle("GOAWAY frames")
+            case frames.PRIORITY:
+                if not stream_id:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY on stream 0")
+                if len(payload) != 5:
+                    raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PRIORITY must be of 5 bytes")
+                self._budget.idle("PRIORITY frames")
+            case frames.PUSH_PROMISE:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+            case _:
+                self._budget.idle("unknown frames")
+
+    # Control frames
+
+    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must be of 4 bytes")
+        self._budget.idle("WINDOW_UPDATE frames")
+        increment = frames.word(payload, 0)
+        if stream_id == 0:
+            if not increment:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            if not self.sender.widen_all(increment):
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window exceeds 2^31 - 1")
+            return
+        if stream_id > self.last_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {stream_id}, which is idle")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        if not increment:
+            self._fault(stream, Code.PROTOCOL_ERROR)
+        elif not self.sender.widen(stream, increment):
+            self._fault(stream, Code.FLOW_CONTROL_ERROR)
+
+    def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
+        self._budget.idle("SETTINGS frames")
+        if stream_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS on a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "acknowledged SETTINGS with values")
+            return
+        wanted = read_settings(payload)
+        self.sender.frame_bytes = wanted.get(frames.SETTINGS_MAX_FRAME_SIZE, self.sender.frame_bytes)
+        window = wanted.get(frames.SETTINGS_INITIAL_WINDOW_SIZE, self.sender.initial_window)
+        change = window - self.sender.initial_window
+        self.sender.initial_window = window
+        for stream in list(self.streams.values()) if change else ():
+            if not self.sender.widen(stream, change):
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window exceeds 2^31 - 1")
+        self.sender.control(frames.SETTINGS_ACK)
+
+    def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING on a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING must be of 8 bytes")
+        self._budget.idle("PING frames")
+        if not flags & frames.ACK:
+            self.sender.control(frames.ping(payload, ack=True))
+        elif payload == DRAIN_PING and self._phase is Phase.TOLD:
+            self._name_last()
+
+    def _on_reset(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM must be of 4 bytes")
+        if stream_id == 0 or stream_id > self.last_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which is idle")
+        self._budget.reset()
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._abandon(stream)
+
+    # Ends
+
+    def _name_last(self) -> None:
+        self._phase = Phase.LAST_NAMED
+        self.sender.control(frames.goaway(self.last_id, Code.NO_ERROR, "draining"))
+        self.over = self.over or not self.streams
+
+    def _end(self, stream: Stream) -> None:
+        if stream.body_left > 0:
+            self._fault(stream, Code.PROTOCOL_ERROR)
+        elif stream.receiver is not None:
+            stream.receiver.end()
+
+    def _finished(self, stream: Stream) -> None:
+        """The answer was sent in full."""
+        self._budget.idle_left += ANSWER_CREDIT + self.sender.data_frames
+        self.sender.data_frames = 0
+        self._drop(stream)
+        if not stream.ended:
+            self.sender.control(frames.rst_stream(stream.id, Code.NO_ERROR))
+
+    def _drop(self, stream: Stream) -> None:
+        stream.open = False
+        del self.streams[stream.id]
+        if not stream.ended:
+            self._remember(stream.id)
+        if stream.queue:
+            self.sender.drop(stream)
+        self._application.closed()
+        if self._phase is Phase.LAST_NAMED and not self.streams:
+            self.over = True
+
+    def _abandon(self, stream: Stream) -> None:
+        """The client does not wait any more."""
+        self._drop(stream)
+        if stream.receiver is not None:
+            stream.receiver.cancel()
+
+    def _fault(self, stream: Stream, code: Code) -> None:
+        """The client broke the protocol on a stream."""
+        self._budget.reset()
+        self._abandon(stream)
+        self._remember(stream.id)
+        self.sender.control(frames.rst_stream(stream.id, code))
+
+    def _withdraw_all(self) -> None:
+        for stream in list(self.streams.values()):
+            if stream.open:
+                self._abandon(stream)
+
+    def _remember(self, stream_id: int) -> None:
+        dropped = self._dropped
+        dropped[stream_id] = None
+        if len(dropped) > MAX_DROPPED:
+            del dropped[next(iter(dropped))]
+
+    def _tick_stalled(self, stream: Stream, now_ns: int) -> None:
+        if stream.sent_bytes != stream.stalled_at_bytes or not stream.stalled_ns:
+            stream.stalled_at_bytes = stream.sent_bytes
+            stream.stalled_ns = now_ns
+        elif now_ns - stream.stalled_ns > self._limits.write_ns:
+            self._abandon(stream)
+            self.sender.control(frames.rst_stream(stream.id, Code.CANCEL))
