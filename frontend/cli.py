@@ -86,8 +86,31 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("directory", metavar="DIR", help="a bundle, or a repository of bundles")
     check.add_argument("--json", action="store_true", help="print JSON")
 
+    _add_store_commands(commands)
+
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _add_store_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    migrate = commands.add_parser("migrate", help="bring the gateway's database to this program's schema")
+    _add_settings(migrate)
+    migrate.add_argument(
+        "--after", action="store_true", help="also what the previous release must not see; run it when none is left"
+    )
+    keys = commands.add_parser("keys", help="create, list and revoke API keys of the gateway")
+    actions = keys.add_subparsers(dest="keys_command", required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make a key and print it, once")
+    create.add_argument("--workspace", required=True, metavar="NAME", help="name or id; made if there is none")
+    create.add_argument("--role", default="member", choices=("member", "workspace_admin", "platform_admin", "auditor"))
+    create.add_argument("--name", default="", metavar="TEXT", help="what the key is for")
+    listed = actions.add_parser("list", help="show keys, never their secrets")
+    listed.add_argument("--workspace", metavar="NAME", help="only this workspace's")
+    revoke = actions.add_parser("revoke", help="refuse a key from now on")
+    revoke.add_argument("key_id", metavar="KEY_ID")
+    for action in (create, listed, revoke):
+        _add_settings(action)
+        action.add_argument("--json", action="store_true", help="print JSON")
 
 
 FLAGS = {
@@ -101,12 +124,18 @@ FLAGS = {
     "--discipline": ("global.scheduler.discipline", "NAME", "fair, fifo or edf"),
 }
 """Options of ``serve`` and ``config`` that override a setting, by the setting's path."""
+SWITCHES = {
+    "--development": ("gateway.development", "the OpenAI-compatible gateway with one workspace and one printed key"),
+}
+"""The same for what is simply on."""
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="FILE", help="node file (YAML)")
     for flag, (path, metavar, text) in FLAGS.items():
         parser.add_argument(flag, dest=path, metavar=metavar, help=text)
+    for flag, (path, text) in SWITCHES.items():
+        parser.add_argument(flag, dest=path, action="store_const", const="true", help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,6 +165,14 @@ def _run(arguments: argparse.Namespace) -> int:
             from frontend.commands import join
 
             return join.join(arguments.attach)
+        case "migrate":
+            from frontend.commands import store
+
+            return store.migrate(arguments)
+        case "keys":
+            from frontend.commands import store
+
+            return store.keys(arguments)
         case "status" | "models":
             from frontend.commands import status
 
