@@ -17,6 +17,8 @@ import msgspec
 
 from frontend import options
 from frontend.control.endpoint import BadEndpoint, TcpEndpoint, parse_endpoint
+from frontend.gateway_config import VARIABLES, GatewayReading
+from frontend.gateway_settings import GatewaySettings
 from frontend.model_options import MODELS_VARIABLE, read_models
 from frontend.options import BY_ENVIRONMENT, ENVIRONMENT_PREFIX, OPTIONS, SECTIONS, BadValue, unknown_keys
 from frontend.settings import ControlSettings, Count, EndpointSettings, FrontendSettings, GrpcSettings
@@ -60,6 +62,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     control: ControlSettings
     workers: tuple[str, ...]
     pins: dict[str, tuple[str, ...]]
+    gateway: GatewaySettings = GatewaySettings()
     notices: tuple[str, ...] = ()
 
     def worker(self, name: str, run_dir: str, generation: int) -> WorkerSettings:
@@ -90,6 +93,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
             grpc=self.grpc,
             channel=self.channel,
             dispatch_timeout_seconds=self.scheduler.dispatch_timeout_seconds,
+            gateway=self.gateway,
         )
 
 
@@ -169,17 +173,13 @@ class _Reading:
         models = read_models(document, self.environ, self.file_name)
         self.sources |= models.sources
         self.mistakes += models.mistakes
-        gateway = self._mapping("gateway", document.get("gateway"))
-        if gateway:
-            self._mistake(
-                "gateway", f"not available yet, expected {{}}, got keys {', '.join(sorted(map(str, gateway)))}"
-            )
         top: dict[str, Any] = {
             "model_repo": self._model_repo(document),
             "run_dir": self._run_dir(document),
             "frontends": self._frontends(document),
             "gpus": self._gpus(document),
         }
+        gateway = self._gateway(document, values, top["run_dir"])
         workers = self._workers(document)
         pins = self._pins(document, workers)
         self._unknown_variables()
@@ -205,6 +205,7 @@ class _Reading:
         return NodeSettings(
             **top,
             **sections,
+            gateway=gateway,
             model_control_mode=values["global.model_control_mode"],
             model_poll_seconds=values["global.model_poll_seconds"],
             workers=workers,
@@ -315,6 +316,14 @@ class _Reading:
             self._mistake("gpus", f"expected auto, a count or a list of device numbers, got {reprlib.repr(value)}")
         return ()
 
+    def _gateway(self, document: Mapping[str, Any], values: Mapping[str, Any], run_dir: str) -> GatewaySettings:
+        reading = GatewayReading(
+            self.environ, {path: flag.text for path, flag in self.flags.items()}, self.file_name,
+            os.path.join(run_dir, "gateway"), values["global.endpoints.max_request_bytes"],
+            self.sources, self.mistakes, self.notices,
+        )  # fmt: skip
+        return reading.read(document.get("gateway"))
+
     def _workers(self, document: Mapping[str, Any]) -> tuple[str, ...]:
         value, self.sources["workers"] = self._pick("workers", document, "workers")
         if value is None:
@@ -353,7 +362,7 @@ class _Reading:
     def _unknown_variables(self) -> None:
         import difflib
 
-        known = [*BY_ENVIRONMENT, MODELS_VARIABLE]
+        known = [*BY_ENVIRONMENT, MODELS_VARIABLE, *VARIABLES]
         for name in sorted(self.environ):
             if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
                 near = difflib.get_close_matches(name, known, n=1)

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.settings import Count
-from worker.config import Positive
+from worker.config import Count, Positive
 
 UpstreamKind = Literal["vllm", "openai_compatible", "openai", "local"]
 Routing = Literal["ordered", "weighted", "least_in_flight"]

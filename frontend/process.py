@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from engines.errors import ServingError
 from frontend.app import FrontendApp, ready_models
 from frontend.grpc_server import RunningGrpcServer, make_grpc_server
+from frontend.dispatcher import Dispatcher
 from frontend.hooked import HookedModels
 from frontend.http import HttpServer
 from frontend.kserve.http_routes import KserveApp
@@ -41,6 +44,9 @@ from worker.channel.series import Series
 
 log = logging.getLogger("frontend")
 
+if TYPE_CHECKING:
+    from frontend.openai.service import GatewayService
+
 
 class FrontendProcess:
     """Everything one frontend holds; ``run`` returns its exit status."""
@@ -57,6 +63,7 @@ class FrontendProcess:
         self._app: FrontendApp | None = None
         self._http: HttpServer | None = None
         self._grpc: RunningGrpcServer | None = None
+        self._gateway: GatewayService | None = None
 
     async def run(self) -> int:
         """Serve until told to drain or until the node is gone."""
@@ -71,8 +78,18 @@ class FrontendProcess:
         self._hooked.start(app)
         attaching = loop.create_task(channel.start())
         self._http = HttpServer(
-            KserveApp(app), settings.endpoints.host, settings.endpoints.http_port, settings.endpoints
+            Dispatcher({b"v1": gateway.app} if gateway else {}, KserveApp(app)),
+            settings.endpoints.host,
+            settings.endpoints.http_port,
+            settings.endpoints,
         )
+        gateway = None
+        if settings.gateway.enabled:
+            # Here, not above: a frontend without a gateway loads no HTTP client and no database.
+            from frontend.openai.service import GatewayService
+
+            gateway = self._gateway = GatewayService(settings.gateway, app, os.environ)
+            await gateway.start()
         self._grpc = make_grpc_server(
             app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints
         )
@@ -90,6 +107,8 @@ class FrontendProcess:
             await self._grpc.close()
             await channel.close()
             self._hooked.close()
+            if gateway is not None:
+                await gateway.close()
             app.memory.close()
             self._link.close()
         return EXIT_NODE_GONE if self._node_gone else 0
@@ -152,6 +171,8 @@ class FrontendProcess:
             arena_bytes=self._settings.channel.arena_bytes,
         )
         return Status(channels=(channel,))
+        if self._gateway is not None:
+            found.extend(self._gateway.series())
 
     def _on_models(self, entries: list[ModelEntry]) -> None:
         self._table.update(entries)

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from frontend.gateway_settings import GatewaySettings
 from worker.config import ChannelSettings, Positive
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -91,6 +92,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         dispatch_timeout_seconds: deadline of a request that brings none.
         hook_threads: threads that run hooks of mode ``thread``.
     """
+        gateway: ``/v1``; not offered unless enabled.
 
     name: str
     run_dir: str
@@ -100,3 +102,4 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     channel: ChannelSettings = ChannelSettings()
     dispatch_timeout_seconds: Positive = 30.0
     hook_threads: Count = 8
+    gateway: GatewaySettings = GatewaySettings()

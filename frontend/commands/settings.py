@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from frontend.cli import EXIT_USAGE, FLAGS
+from frontend.cli import EXIT_USAGE, FLAGS, SWITCHES
 from frontend.config import ConfigError, Flag, Loaded, load
 from frontend.node.cpus import auto_frontends_here
+
+_PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*@")
 
 
 def load_settings(arguments: argparse.Namespace, *, need_models: bool) -> Loaded | None:
     """Return what command line, environment and node file give; None after telling every mistake."""
     given = vars(arguments)
-    flags = {path: Flag(flag, given[path]) for flag, (path, _, _) in FLAGS.items() if given[path] is not None}
+    known = {flag: path for flag, (path, *_) in [*FLAGS.items(), *SWITCHES.items()]}
+    flags = {path: Flag(flag, given[path]) for flag, path in known.items() if given[path] is not None}
     node_file = Path(arguments.node) if arguments.node else None
     try:
         return load(node_file, os.environ, flags, auto_frontends_here, need_models=need_models)
@@ -61,5 +65,7 @@ def effective(loaded: Loaded) -> dict[str, tuple[Any, str]]:
             parts = ["scheduler", "models", ".".join(name), key]
         for part in parts:
             value = value[part]
+        if path == "gateway.store":
+            value = _PASSWORD.sub(r"\1***@", value)
         found[path] = (value, source)
     return found

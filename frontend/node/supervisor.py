@@ -20,7 +20,10 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from frontend.config import NodeSettings
 from frontend.control.listener import ControlListener
@@ -37,9 +40,10 @@ from frontend.node.node_state import Verdict, verdict
 from frontend.node.output import Output
 from frontend.node.own_series import own_series
 from frontend.node.policy import Policy
-from frontend.node.run_dir import RunDir
+from frontend.node.run_dir import RunDir, RunDirError
 from frontend.node.status import Answer, NodeStatus, ProcessStatus
 from frontend.settings import FrontendSettings
+from frontend.openai.development import DevelopmentKeyError, development_key
 from worker.channel.node_link import EXIT_CONFIG, SERIES_INTERVAL_S, Order, Report, State, encode
 from worker.config import WorkerSettings
 
@@ -101,6 +105,7 @@ class Node:
             self._catch_signals()
             log.info("node.started pid=%d run_dir=%s ports=%s", os.getpid(), self._run_dir.path, self._ports)
             sources = Sources(self._scrape, self._fresh_status, lambda: self._verdict)
+            self._tell_development_key()
             metrics = MetricsServer(settings.endpoints.host, self._ports["metrics_port"], sources)
             await metrics.start()
             await door.start()
@@ -123,6 +128,17 @@ class Node:
             # nohup and its like have SIGHUP ignored on purpose.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._signals.put_nowait, number)
+
+    def _tell_development_key(self) -> None:
+        """Print the key of development mode; the frontends find it in the state directory."""
+        gateway = self._settings.gateway
+        if not (gateway.enabled and gateway.development):
+            return
+        try:
+            key = development_key(Path(gateway.state_dir))
+        except DevelopmentKeyError as error:
+            raise RunDirError(f"gateway.state_dir: {error}") from error
+        self._announce(f"ringserve development key: {key}")
 
     def _make_keepers(self) -> list[Keeper]:
         settings = self._settings

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from engines.errors import ServingError
+from engines.errors import NotFound, NotReady, ServingError, Unavailable
 from frontend.openai import bodies, local, upstream_errors
 from frontend.openai.answers import (
     DECLINING,
@@ -39,6 +39,8 @@ from frontend.serving import Serving
 
 MAX_ROUTES_TRIED: Final = 4
 """Attempts of one live call, each on another route."""
+LOADING_WAIT_S: Final = 1.0
+"""When to look again for a bundle that is being loaded."""
 BATCH_HEADER: Final = "X-Ringserve-Traffic"
 _BROKEN: Final = (502, 504)
 
@@ -85,7 +87,9 @@ class Gateway:
         """See ``Executor.plan``."""
         try:
             served, usable = self._usable(endpoint, model)
-        except ApiError:
+        except (NotReady, Unavailable):
+            return Plan("", LOADING_WAIT_S)
+        except ServingError:
             return Plan("")
         ordered = self.routes.order(served, usable)
         return Plan(ordered[0].id) if ordered else Plan("", self.routes.wait_s(usable))
@@ -116,6 +120,7 @@ class Gateway:
 
         Raises:
             ApiError: there is no such model, or none of its routes offers the endpoint.
+            NotReady, Unavailable: it cannot be told now.
         """
         served = self.routes.model(model)
         if infer_model(endpoint) is not None:
@@ -138,17 +143,23 @@ class Gateway:
         return served, usable
 
     def _bundle(self, name: str, *, any_task: bool) -> ServedModel | None:
+        """Return the model of a bundle that is served without being configured.
+
+        Raises:
+            NotReady, Unavailable: it may exist and cannot serve now.
+        """
         if self._serving is None:
             return None
-        for entry in self._serving.entries():
-            if entry.name == name and (any_task or entry.task == local.TASK):
-                return self.routes.bundle(name)
-        return None
+        try:
+            entry = self._serving.entry(name)
+        except NotFound:
+            return None
+        return self.routes.bundle(name) if any_task or entry.task == local.TASK else None
 
     def _choose(self, call: GatewayCall) -> tuple[ServedModel, Sequence[Route]]:
         try:
             served, usable = self._usable(call.endpoint, call.model)
-        except ApiError:
+        except ServingError:
             self.traffic.unrouted += 1
             raise
         if call.route is not None:

@@ -69,7 +69,7 @@ class GatewayTraffic:
                     help="Calls under way on a route.", labels={"route": route.id, "traffic": traffic},
                 )  # fmt: skip
             yield Series(
-                name="gateway_breakers_open", kind="gauge", value=route.breaker.phase is not Phase.CLOSED,
+                name="gateway_breakers_open", kind="gauge", value=int(route.breaker.phase is not Phase.CLOSED),
                 help="Processes whose circuit breaker holds a route back.", labels={"route": route.id},
             )  # fmt: skip
 

@@ -1,0 +1,119 @@
+"""The gateway of one process: store, keys, routes, connections, the ``/v1`` application; started and closed together.
+
+The store may come later than the process (a database that restarts): until then ``/v1`` answers 503 and everything else
+serves; it is asked for again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from engines.errors import ServingError, Unavailable
+from frontend.batches.store.protocol import Store, open_store
+from frontend.batches.store.rows import KeyRow
+from frontend.gateway_settings import GatewaySettings
+from frontend.httpd.exchange import Application
+from frontend.openai import development
+from frontend.openai.app import OpenAiApp
+from frontend.openai.auth import Authenticator
+from frontend.openai.execution import Gateway
+from frontend.openai.routes import Routes
+from frontend.openai.upstream import UpstreamClient
+from frontend.serving import Serving
+from worker.channel.series import Series
+
+log = logging.getLogger("gateway")
+
+STORE_RETRY_S: Final = 2.0
+
+
+class StoreDoor:
+    """A store that is being opened. Also where keys are looked up: closed until the store is there."""
+
+    def __init__(self, store: Store, settings: GatewaySettings) -> None:
+        self.store = store
+        self._settings = settings
+        self._open = False
+        self._task: asyncio.Task[None] | None = None
+        self._told = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def start(self) -> None:
+        """Begin to open; returns at once."""
+        self._task = asyncio.get_running_loop().create_task(self._until_open())
+
+    async def close(self) -> None:
+        """Close the store; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._open = False
+        await self.store.close()
+
+    async def find_key(self, key_hash: str) -> KeyRow | None:
+        """See ``KeySource``."""
+        if not self._open:
+            raise Unavailable("the gateway's store is not open")
+        return await self.store.keys.find_key(key_hash)
+
+    async def _until_open(self) -> None:
+        while True:
+            try:
+                await self.store.start()
+                if self._settings.development:
+                    key = development.read_development_key(Path(self._settings.state_dir))
+                    await development.register(self.store.keys, key)
+            except (ServingError, OSError, development.DevelopmentKeyError) as error:
+                # Once per reason: the next attempts say the same.
+                if str(error) != self._told:
+                    self._told = str(error)
+                    log.error("gateway.store_not_open %s", error)
+                await asyncio.sleep(STORE_RETRY_S)
+            else:
+                self._open = True
+                log.info("gateway.store_open kind=%s", self.store.kind)
+                return
+
+
+class GatewayService:
+    """What a frontend holds for ``/v1``."""
+
+    def __init__(self, settings: GatewaySettings, serving: Serving, environ: Mapping[str, str]) -> None:
+        self.door = StoreDoor(open_store(settings, Path(settings.state_dir)), settings)
+        self.authenticator = Authenticator(self.door)
+        self.gateway = Gateway(
+            Routes(settings, environ),
+            UpstreamClient(),
+            serving,
+            allow_client_priority=settings.allow_client_priority,
+        )
+        self.app = OpenAiApp(self.gateway, self.authenticator, settings.max_body_bytes, self._mounted())
+
+    async def start(self) -> None:
+        """Be ready to answer; the store may still be on its way."""
+        await self.gateway.start()
+        self.door.start()
+
+    async def close(self) -> None:
+        """Withdraw what is under way and close everything; idempotent."""
+        await self.app.close()
+        await self.gateway.close()
+        await self.door.close()
+
+    def series(self) -> Iterable[Series]:
+        """Return every figure of the gateway in this process."""
+        return self.gateway.traffic.series(self.gateway.routes)
+
+    def _mounted(self) -> dict[bytes, Application]:
+        """Return the applications below ``/v1/`` that are not model endpoints, by their first path segment."""
+        return {}
