@@ -216,7 +216,8 @@ class InferCall:
         self._app.traffic.in_flight -= 1
         if self.deadline_ns:
             self._app.deadlines.discard(self)
-        release_all(self._bound)
+        if self._bound:
+            release_all(self._bound)
         if self._execution is not None:
             self._execution.abandon()
             self._execution = None

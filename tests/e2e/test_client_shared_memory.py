@@ -329,15 +329,26 @@ def test_regions_outlive_a_frontend(node: Node, clients: Any) -> None:
         np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], offset=64), array * 2 + 1)
 
 
-def test_the_registry_goes_with_the_node(few_models: Path, tmp_path: Path) -> None:
-    (tmp_path / "node.yaml").write_text(NODE_FILE)
-    with region(64) as (_, key):
-        for _ in range(2):
+def test_the_registry_goes_with_the_node_and_both_grpc_servers_read_it(few_models: Path, tmp_path: Path) -> None:
+    array = np.ones((1, 4), np.float32)
+    with region(4096) as (handle, key):
+        for server in ("grpcio", "fast"):
+            (tmp_path / "node.yaml").write_text(
+                NODE_FILE.replace("global: {", f"global: {{grpc: {{server: {server}}}, ")
+            )
+            shm.set_shared_memory_region(handle, [np.zeros(1024, np.float32)])
+            shm.set_shared_memory_region(handle, [array])
             with Node(few_models, tmp_path / "run", frontends=1, node_file=tmp_path / "node.yaml") as node:
-                with httpclient.InferenceServerClient(f"127.0.0.1:{node.ports['http_port']}") as client:
-                    assert client.get_system_shared_memory_status() == []
-                    client.register_system_shared_memory("r", key, 64)
+                with grpcclient.InferenceServerClient(f"127.0.0.1:{node.ports['grpc_port']}") as client:
+                    assert not client.get_system_shared_memory_status().regions
+                    for name in ("in", "out"):
+                        client.register_system_shared_memory(name, key, 4096)
+                    inputs, outputs = tensors(GRPC, "INPUT", array, "OUTPUT")
+                    for _ in range(3):
+                        client.infer("affine", inputs, outputs=outputs)
                 assert oct((tmp_path / "run" / "client_memory.json").stat().st_mode)[-3:] == "600"
+            found = shm.get_contents_as_numpy(handle, np.float32, [1, 4], offset=64)
+            np.testing.assert_array_equal(found, array * 2 + 1)
 
 
 def metrics(ports: dict[str, int]) -> str:
