@@ -67,15 +67,16 @@ def test_wrong_usage_is_exit_status_2(arguments: tuple[str, ...]) -> None:
 
 def test_version_and_help() -> None:
     assert run("version")[1].startswith("ringserve ")
-    assert "exit status:" in run("serve", "--help")[1]
+    for command in ("serve", "status", "policy", "metrics"):
+        assert "exit status:" in run(command, "--help")[1]
 
 
-@pytest.mark.parametrize("command", ["version", "status", "config"])
+@pytest.mark.parametrize("command", ["version", "status", "config", "policy", "metrics"])
 def test_commands_load_no_engine_and_no_numpy(command: str) -> None:
     heavy = "{'numpy', 'onnx', 'onnxruntime', 'cupy', 'tensorrt', 'grpc', 'uvloop', 'prometheus_client'}"
     program = (
         "import sys; from frontend import cli; "
-        f"cli.main(['{command}'] + (['--run-dir', '/nonexistent'] if '{command}' == 'status' else [])); "
+        f"cli.main(['{command}'] + ([] if '{command}' in ('version', 'config') else ['--run-dir', '/nonexistent'])); "
         f"print('LOADED', sorted({heavy} & set(sys.modules)))"
     )
     done = subprocess.run(
