@@ -101,7 +101,8 @@ def decide(
         _contend(view, batch, now_us)
     stamp_us = _after_last_claim(view, now_us)
     running = view.running_total()
-    while running < group.cap and view.contenders and any(asks.values()):
+    most = min(group.cap, running + group.limit)
+    while running < most and view.contenders and any(asks.values()):
         first = min(view.contenders.values(), key=lambda contender: fair_rank(contender, view))
         pending = asks.get(first.batch_id)
         if pending is None:

@@ -184,6 +184,7 @@ def finalize(
     errors: str | None,
     output: WrittenFile | None,
     error: WrittenFile | None,
+    lost_results: int = 0,
 ) -> Op[BatchRow | None]:
     """End a batch; repeating it answers the ended batch."""
     now = yield from clock()
@@ -214,8 +215,8 @@ def finalize(
         errors=errors,
         output=output.file_id if output else None,
         error=error.file_id if error else None,
-        completed=lines.get("succeeded", 0),
-        failed=lines.get("failed", 0) + lines.get("interrupted", 0),
+        completed=lines.get("succeeded", 0) - lost_results,
+        failed=lines.get("failed", 0) + lines.get("interrupted", 0) + lost_results,
         batch=batch_id,
     )
     return BatchRow(*rows[0])

@@ -101,7 +101,7 @@ class PostgresDatabase:
     def __init__(self, url: str, password_env: str = "", clock_offset_us: int = 0) -> None:
         self._url = url
         self._password_env = password_env
-        self._clock_offset_us = clock_offset_us
+        self.clock_offset_us = clock_offset_us
         self._pool: Any = None
 
     async def start(self) -> None:
@@ -230,7 +230,7 @@ class PostgresDatabase:
         match ask:
             case Now(lock):
                 statement = connection.fetchval(NOW_SQL) if lock is None else connection.fetchval(LOCK_SQL, lock)
-                return [(int(await statement) + self._clock_offset_us,)]
+                return [(int(await statement) + self.clock_offset_us,)]
             case Sql(text, values, lock):
                 spelled, names = spell(f"{text} {lock}" if lock else text)
                 return list(await connection.fetch(spelled, *_ordered(names, values)))

@@ -251,8 +251,11 @@ class Runner(Protocol):
         errors: str | None = None,
         output: WrittenFile | None = None,
         error: WrittenFile | None = None,
+        lost_results: int = 0,
     ) -> BatchRow | None:
         """End the batch: state, file ids, counts from its lines, all at once. None: lease lost, nothing changed.
+
+        ``lost_results``: succeeded lines that no file could be given a result of; they count as failed.
 
         ``errors``: JSON text of a failed deferred validation. Raises: IllegalTransition while a line is running.
         """

@@ -267,11 +267,17 @@ class ClaimBatch:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGroup:
-    """All that one runner wants to start on one route in this loop turn; ``cap`` is the route's ``max_concurrency``."""
+    """All that one runner wants to start on one route in this loop turn.
+
+    Attributes:
+        cap: the route's ``max_concurrency``.
+        limit: most lines to claim now (free worker permits); those beyond wait.
+    """
 
     route_id: str
     cap: int
     batches: tuple[ClaimBatch, ...]
+    limit: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,9 +139,10 @@ class RunnerOps:
         errors: str | None = None,
         output: WrittenFile | None = None,
         error: WrittenFile | None = None,
+        lost_results: int = 0,
     ) -> BatchRow | None:
         return await self._db.write(
-            lambda: lease_ops.finalize(runner_id, batch_id, state, error_code, errors, output, error)
+            lambda: lease_ops.finalize(runner_id, batch_id, state, error_code, errors, output, error, lost_results)
         )
 
     async def settle(self, runner_id: str, batch_id: str) -> bool:
