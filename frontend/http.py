@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -24,6 +25,10 @@ BACKLOG = 4096
 MAX_TICK_SECONDS = 1.0
 BODY_BUDGET_BODIES = 16
 """Request bodies in memory, over all connections, may reach this many times ``max_request_bytes``."""
+
+
+def _nothing() -> None:
+    """Nobody counts closed connections."""
 
 
 class HttpServer:
@@ -48,6 +53,7 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._counters = Counters()
+        self._adopting: set[asyncio.Task[None]] = set()
         self._tick_seconds = min(
             MAX_TICK_SECONDS,
             limits.idle_timeout_seconds / 4,
@@ -60,8 +66,12 @@ class HttpServer:
         """Live counts of this server."""
         return self._counters
 
-    async def start(self) -> int:
-        """Listen; return the port, which the kernel chose if 0 was asked for. Several processes may share a port.
+    async def start(self, *, listen: bool = True, closed: Callable[[], None] = _nothing) -> int:
+        """Serve; return the port, which the kernel chose if 0 was asked for. Several processes may share a port.
+
+        Args:
+            listen: False where connections come through ``adopt`` only; the port is then the one given.
+            closed: called whenever a connection has ended.
 
         Raises:
             OSError: the address cannot be bound.
@@ -76,12 +86,36 @@ class HttpServer:
             body_budget_bytes=BODY_BUDGET_BODIES * self._limits.max_request_bytes,
             emptied=self._empty.set,
             counters=self._counters,
+            closed=closed,
         )
+        self._schedule()
+        if not listen:
+            return self._port
         self._server = await loop.create_server(
             lambda: Connection(state), self._host, self._port, reuse_port=True, backlog=BACKLOG
         )
-        self._schedule()
         return int(self._server.sockets[0].getsockname()[1])
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that somebody else accepted; the socket is this server's from here on."""
+        state = self._state
+        if state is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.get_running_loop().create_task(self._adopt(state, sock))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, state: ServerState, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(state), sock)
+        except OSError as error:
+            # The client left before it was served.
+            log.debug("http.adopt_failed error=%s", error)
+            sock.close()
+            state.closed()
 
     def tick(self) -> None:
         """Renew the date and end what takes too long; called by a timer, and by tests that move the clock."""

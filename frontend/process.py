@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from engines.errors import ServingError
+from frontend.adoption import Adoption
 from frontend.app import FrontendApp, ready_models
-from frontend.grpc_server import RunningGrpcServer, make_grpc_server
 from frontend.dispatcher import Dispatcher
+from frontend.grpc_server import RunningGrpcServer, make_grpc_server
 from frontend.hooked import HookedModels
 from frontend.http import HttpServer
 from frontend.kserve.http_routes import KserveApp
+from frontend.node.acceptor import HTTP_TAG
 from frontend.node.link import AsyncLink
 from frontend.settings import FrontendSettings
 from frontend.table import ModelTable
@@ -42,10 +44,10 @@ from worker.channel.node_link import (
 )
 from worker.channel.series import Series
 
-log = logging.getLogger("frontend")
-
 if TYPE_CHECKING:
     from frontend.openai.service import GatewayService
+
+log = logging.getLogger("frontend")
 
 
 class FrontendProcess:
@@ -61,9 +63,10 @@ class FrontendProcess:
         self._reported: tuple[State, str] | None = None
         self._ports: dict[str, int] = {}
         self._app: FrontendApp | None = None
-        self._http: HttpServer | None = None
-        self._grpc: RunningGrpcServer | None = None
         self._gateway: GatewayService | None = None
+        self._http: HttpServer | None = None
+        self._adoption: Adoption | None = None
+        self._grpc: RunningGrpcServer | None = None
 
     async def run(self) -> int:
         """Serve until told to drain or until the node is gone."""
@@ -77,12 +80,6 @@ class FrontendProcess:
         app = self._app = FrontendApp(settings, loop, channel, self._table, self._hooked)
         self._hooked.start(app)
         attaching = loop.create_task(channel.start())
-        self._http = HttpServer(
-            Dispatcher({b"v1": gateway.app} if gateway else {}, KserveApp(app)),
-            settings.endpoints.host,
-            settings.endpoints.http_port,
-            settings.endpoints,
-        )
         gateway = None
         if settings.gateway.enabled:
             # Here, not above: a frontend without a gateway loads no HTTP client and no database.
@@ -90,11 +87,17 @@ class FrontendProcess:
 
             gateway = self._gateway = GatewayService(settings.gateway, app, os.environ)
             await gateway.start()
+        self._http = HttpServer(
+            Dispatcher({b"v1": gateway.app} if gateway else {}, KserveApp(app)),
+            settings.endpoints.host,
+            settings.endpoints.http_port,
+            settings.endpoints,
+        )
         self._grpc = make_grpc_server(
             app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints
         )
         try:
-            self._ports["http_port"] = await self._http.start()
+            self._ports["http_port"] = await self._start_http(self._http)
             self._ports["grpc_port"] = await self._grpc.start()
             self._report()
             await self._until_stopped(loop)
@@ -104,14 +107,23 @@ class FrontendProcess:
             with contextlib.suppress(asyncio.CancelledError, ServingError):
                 await attaching
             await self._http.close()
+            if gateway is not None:
+                await gateway.close()
             await self._grpc.close()
             await channel.close()
             self._hooked.close()
-            if gateway is not None:
-                await gateway.close()
             app.memory.close()
             self._link.close()
         return EXIT_NODE_GONE if self._node_gone else 0
+
+    async def _start_http(self, http: HttpServer) -> int:
+        path = self._settings.accept_socket
+        if not path:
+            return await http.start()
+        self._adoption = Adoption(path, {HTTP_TAG: http.adopt})
+        port = await http.start(listen=False, closed=self._adoption.closed)
+        self._adoption.start()
+        return port
 
     async def _until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
         gone = loop.create_task(self._link.gone.wait())
@@ -134,6 +146,8 @@ class FrontendProcess:
         self._report()
         timeout_s = NODE_GONE_GRACE_S / 2 if self._node_gone else self._settings.endpoints.drain_timeout_seconds
         assert self._http is not None and self._grpc is not None
+        if self._adoption is not None:
+            await self._adoption.stop()
         await asyncio.gather(self._http.drain(timeout_s), self._grpc.drain(timeout_s))
         self._link.send(Report(series=tuple(self.series())))
 
@@ -157,6 +171,8 @@ class FrontendProcess:
             )
         )
         found.extend(app.traffic.series())
+        if self._gateway is not None:
+            found.extend(self._gateway.series())
         return found
 
     def _status(self) -> Status:
@@ -171,8 +187,6 @@ class FrontendProcess:
             arena_bytes=self._settings.channel.arena_bytes,
         )
         return Status(channels=(channel,))
-        if self._gateway is not None:
-            found.extend(self._gateway.series())
 
     def _on_models(self, entries: list[ModelEntry]) -> None:
         self._table.update(entries)

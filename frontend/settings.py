@@ -89,14 +89,16 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     Attributes:
         worker_sockets: Unix socket of every worker it should attach to.
+        accept_socket: where the node hands over accepted connections; empty to listen itself.
         dispatch_timeout_seconds: deadline of a request that brings none.
         hook_threads: threads that run hooks of mode ``thread``.
-    """
         gateway: ``/v1``; not offered unless enabled.
+    """
 
     name: str
     run_dir: str
     worker_sockets: tuple[str, ...]
+    accept_socket: str = ""
     endpoints: EndpointSettings = EndpointSettings()
     grpc: GrpcSettings = GrpcSettings()
     channel: ChannelSettings = ChannelSettings()

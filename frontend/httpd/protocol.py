@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         state = self._state
         state.connections.discard(self)
         state.counters.open -= 1
+        state.closed()
         state.refused_open -= self._refused
         self._backlog = None
         self._ready.clear()

@@ -39,6 +39,7 @@ class ServerState:
         refused_open: connections over the limit that still read their refusal.
         body_budget_bytes: limit of that, over all connections; more is refused with 503.
         emptied: called when the last connection is gone.
+        closed: called when any connection is gone.
     """
 
     app: Application
@@ -53,3 +54,4 @@ class ServerState:
     refused_open: int = 0
     counters: Counters = field(default_factory=Counters)
     connections: set[Connection] = field(default_factory=set)
+    closed: Callable[[], None] = lambda: None

@@ -28,6 +28,7 @@ import msgspec
 from frontend.config import NodeSettings
 from frontend.control.listener import ControlListener
 from frontend.node import ports
+from frontend.node.acceptor import ACCEPT_SOCKET, HTTP_TAG, Acceptor
 from frontend.node.child import Command, is_stopped, python_command
 from frontend.node.door import Door
 from frontend.node.exposition import Figures, registry_of, render
@@ -42,8 +43,8 @@ from frontend.node.own_series import own_series
 from frontend.node.policy import Policy
 from frontend.node.run_dir import RunDir, RunDirError
 from frontend.node.status import Answer, NodeStatus, ProcessStatus
-from frontend.settings import FrontendSettings
 from frontend.openai.development import DevelopmentKeyError, development_key
+from frontend.settings import FrontendSettings
 from worker.channel.node_link import EXIT_CONFIG, SERIES_INTERVAL_S, Order, Report, State, encode
 from worker.config import WorkerSettings
 
@@ -78,6 +79,7 @@ class Node:
         self._control = ControlListener(settings.control, settings.run_dir, self._policy)
         self._keepers: list[Keeper] = []
         self._reserved: list[socket.socket] = []
+        self._acceptor: Acceptor | None = None
         self._ports: dict[str, int] = {}
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._verdict = Verdict(State.STARTING, ())
@@ -93,7 +95,8 @@ class Node:
             RunDirError, PortError, ControlError: nothing was started.
         """
         settings = self._settings
-        sockets = (NODE_SOCKET, *self._control.socket_names, *(f"{name}.sock" for name in settings.workers))
+        of_workers = (f"{name}.sock" for name in settings.workers)
+        sockets = (NODE_SOCKET, ACCEPT_SOCKET, *self._control.socket_names, *of_workers)
         self._run_dir.open(sockets)
         door = Door(self._run_dir.socket_path(NODE_SOCKET), self._on_ask, self._on_join)
         metrics = None
@@ -102,10 +105,12 @@ class Node:
                 sock = ports.reserve(settings.endpoints.host, getattr(settings.endpoints, key), key)
                 self._reserved.append(sock)
                 self._ports[key] = int(sock.getsockname()[1])
+            self._tell_development_key()
             self._catch_signals()
             log.info("node.started pid=%d run_dir=%s ports=%s", os.getpid(), self._run_dir.path, self._ports)
             sources = Sources(self._scrape, self._fresh_status, lambda: self._verdict)
-            self._tell_development_key()
+            self._acceptor = Acceptor({HTTP_TAG: self._reserved[0]}, self._run_dir.socket_path(ACCEPT_SOCKET))
+            await self._acceptor.start()
             metrics = MetricsServer(settings.endpoints.host, self._ports["metrics_port"], sources)
             await metrics.start()
             await door.start()
@@ -114,6 +119,8 @@ class Node:
                 log.info("config.notice %s", notice)
             return await self._serve()
         finally:
+            if self._acceptor is not None:
+                self._acceptor.close()
             await self._control.close()
             await door.close()
             if metrics is not None:
@@ -121,13 +128,6 @@ class Node:
             for sock in self._reserved:
                 sock.close()
             self._run_dir.close()
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # nohup and its like have SIGHUP ignored on purpose.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._signals.put_nowait, number)
 
     def _tell_development_key(self) -> None:
         """Print the key of development mode; the frontends find it in the state directory."""
@@ -139,6 +139,13 @@ class Node:
         except DevelopmentKeyError as error:
             raise RunDirError(f"gateway.state_dir: {error}") from error
         self._announce(f"ringserve development key: {key}")
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # nohup and its like have SIGHUP ignored on purpose.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._signals.put_nowait, number)
 
     def _make_keepers(self) -> list[Keeper]:
         settings = self._settings
@@ -159,7 +166,8 @@ class Node:
     def _frontend_settings(self, name: str, generation: int = 1) -> FrontendSettings:
         """Return what a frontend is told; it has no generation, since nothing of it outlives it."""
         sockets = tuple(self._run_dir.socket_path(f"{worker}.sock") for worker in self._settings.workers)
-        return self._settings.frontend(name, self._run_dir.path, sockets, self._ports)
+        frontend = self._settings.frontend(name, self._run_dir.path, sockets, self._ports)
+        return msgspec.structs.replace(frontend, accept_socket=self._run_dir.socket_path(ACCEPT_SOCKET))
 
     async def _serve(self) -> int:
         self._keepers = self._make_keepers()
@@ -203,6 +211,8 @@ class Node:
         """Let every process finish and end; return whether none had to be cut off."""
         self._draining = True
         self._on_change()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for keeper in self._keepers:
             keeper.stop_restarting()
         for role, wait_s in (
