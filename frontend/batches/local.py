@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
@@ -54,7 +54,7 @@ class LocalObjects:
         temporary = self._temporary / f"{secrets.token_hex(16)}.part"
         return LocalWriter(self, await self.run(lambda: _create(temporary)), temporary, target)
 
-    async def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         place = self._place(path)
         stream = await self.run(lambda: _open(place, offset))
         left = length
@@ -175,6 +175,8 @@ async def _uncut(future: asyncio.Future[R]) -> R:
 
 def _create(temporary: Path) -> BinaryIO:
     # Unbuffered: an error belongs to the write that caused it, and nothing is left to flush when a writer gives up.
+    # The directory may have come back since the start, or be on a volume that was mounted late.
+    temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb", buffering=0)
 

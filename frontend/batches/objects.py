@@ -8,7 +8,7 @@ an object that nobody refers to (the sweeper removes it), never a row without by
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -75,8 +75,10 @@ class Objects(Protocol):
     async def open_writer(self, path: str) -> ObjectWriter:
         """Return a writer of a new object. Raises: BadObjectPath."""
 
-    def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield an object's bytes from ``offset`` on in pieces of at most ``READ_BYTES``; ``length`` None = to the end.
+
+        Close it (``contextlib.aclosing``) unless it is read to its end.
 
         Raises:
             ObjectMissing: no such object, or it ends before ``offset + length``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
 from engines.errors import Unsupported
@@ -46,7 +46,7 @@ class BucketObjects:
     async def open_writer(self, path: str) -> BucketWriter:
         return BucketWriter(self._store, check_path(path))
 
-    async def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def open_reader(self, path: str, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         check_path(path)
         if length is None:
             size = await self.size(path)

@@ -10,6 +10,7 @@ The pass runs piece by piece in threads of its own. Memory is one piece, one lin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Callable
@@ -298,15 +299,15 @@ class InputCheck:
             try:
                 validator = Validator(rules)
                 digest = hashlib.sha256()
-                async for piece in self._objects.open_reader(source_path, 0, source.bytes):
-                    out = await self._run(lambda: _step(validator, digest, piece))  # noqa: B023 - awaited at once
-                    if out:
-                        await writer.write(out)
-                    if validator.over:
-                        break
-                else:
-                    if digest.hexdigest() != source.sha256:
-                        raise ObjectCorrupt("the stored input is not what was uploaded; upload it again")
+                async with contextlib.aclosing(self._objects.open_reader(source_path, 0, source.bytes)) as pieces:
+                    async for piece in pieces:
+                        out = await self._run(lambda: _step(validator, digest, piece))  # noqa: B023 - awaited at once
+                        if out:
+                            await writer.write(out)
+                        if validator.over:
+                            break
+                if not validator.over and digest.hexdigest() != source.sha256:
+                    raise ObjectCorrupt("the stored input is not what was uploaded; upload it again")
                 await writer.write(await self._run(validator.finish))
                 written = await writer.commit()
             except BaseException:

@@ -1,0 +1,75 @@
+"""Removes the bytes of files that are gone: deleted, expired, never committed, or left by dead writers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from engines.errors import ServingError
+from frontend.batches.objects import Objects, StorageUnavailable
+from frontend.batches.store.protocol import Store
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 60.0
+SWEEP_ROWS: Final = 500
+"""Rows per question to the store."""
+ABANDONED_SECONDS: Final = 24 * 3600
+"""A row whose file is not committed by then never will be: uploads and validations end long before."""
+
+
+class Sweeper:
+    """Sweeps every ``SWEEP_SECONDS``; any number of processes may, also at once."""
+
+    def __init__(self, store: Store, objects: Objects) -> None:
+        self._store = store
+        self._objects = objects
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def sweep(self) -> int:
+        """Remove what can go now; return how many objects. Raises: StoreUnavailable, StorageUnavailable."""
+        removed = 0
+        while True:
+            rows = await self._store.files.to_sweep(SWEEP_ROWS, ABANDONED_SECONDS * 1_000_000)
+            gone: list[str] = []
+            failure: StorageUnavailable | None = None
+            for row in rows:
+                if row.storage_path is None:
+                    continue
+                try:
+                    await self._objects.delete(row.storage_path)
+                except StorageUnavailable as error:
+                    failure = error
+                    break
+                gone.append(row.id)
+            if gone:
+                await self._store.files.mark_swept(gone)
+            removed += len(gone)
+            if failure is not None:
+                raise failure
+            if len(rows) < SWEEP_ROWS:
+                break
+        return removed + await self._objects.sweep_temporary(ABANDONED_SECONDS)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if removed := await self.sweep():
+                    log.info("files.swept", extra={"objects": removed})
+            except ServingError as error:
+                log.warning("files.sweep_failed", extra={"error": type(error).__name__})
+            except Exception:
+                log.exception("files.sweep_failed")
+            await asyncio.sleep(SWEEP_SECONDS)
