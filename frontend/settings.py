@@ -76,7 +76,7 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``global.control`` of the node file: the gRPC service that shows and changes how the node schedules.
 
     Attributes:
-        endpoint: ``unix:NAME.sock`` in the run directory, ``HOST:PORT``, or ``off``.
+        endpoint: ``unix:NAME.sock`` in the run directory, ``HOST:PORT``, or ``none``.
         allow_remote: whether HOST may be an address that other machines reach.
     """
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-OFF: Final = "off"
+OFF: Final = "none"
 INNER_SOCKET: Final = "rpc.sock"
 """Where the gRPC library listens, behind the endpoint."""
 _NODE_SOCKETS: Final = ("node.sock", INNER_SOCKET)
 _SOCKET_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}\.sock")
-_FORMS: Final = "unix:NAME.sock (in the run directory), HOST:PORT or off"
+_FORMS: Final = "unix:NAME.sock (in the run directory), HOST:PORT or none"
 
 
 class BadEndpoint(ValueError):
@@ -39,7 +39,7 @@ Endpoint = UnixEndpoint | TcpEndpoint
 
 
 def parse_endpoint(text: str, *, allow_remote: bool, workers: Sequence[str]) -> Endpoint | None:
-    """Return where to listen, None for ``off``.
+    """Return where to listen, None for ``none``.
 
     Args:
         workers: names of the node's workers, whose sockets are in the run directory too.

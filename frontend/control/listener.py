@@ -34,7 +34,7 @@ class ControlError(Exception):
 
 
 class ControlListener:
-    """Serves the control service at its endpoint between ``start`` and ``close``; does nothing if that is ``off``.
+    """Serves the control service at its endpoint between ``start`` and ``close``; does nothing if that is ``none``.
 
     Attributes:
         address: what a gRPC client dials, such as ``unix:/run/node/control.sock``; empty while nothing listens.

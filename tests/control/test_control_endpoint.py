@@ -14,7 +14,7 @@ from frontend.control.endpoint import BadEndpoint, TcpEndpoint, UnixEndpoint, pa
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
-        ("off", None),
+        ("none", None),
         ("unix:control.sock", UnixEndpoint("control.sock")),
         ("unix:a-B_9.sock", UnixEndpoint("a-B_9.sock")),
         ("127.0.0.1:8003", TcpEndpoint("127.0.0.1", 8003)),
@@ -41,7 +41,7 @@ def test_what_others_reach_needs_to_be_asked_for_twice(text: str) -> None:
     "text",
     ["", "unix:", "unix:/tmp/x.sock", "unix:../x.sock", "unix:a/b.sock", "unix:x", "unix:x.sock\n", "8003", ":8003",
      "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:+1", "127.0.0.1:1_0", "127.0.0.1:٣",
-     "::1:8003", "http://127.0.0.1:8003", "OFF"],
+     "::1:8003", "http://127.0.0.1:8003", "NONE", "off"],
 )  # fmt: skip
 def test_anything_else_is_told_what_was_expected(text: str) -> None:
     with pytest.raises(BadEndpoint, match=r"expected unix:NAME\.sock"):

@@ -101,9 +101,9 @@ def test_a_unix_endpoint_is_the_users_alone_whatever_the_mask_and_the_path(tmp_p
         os.umask(mask)
 
 
-def test_off_makes_nothing(tmp_path: Path) -> None:
+def test_none_makes_nothing(tmp_path: Path) -> None:
     async def body() -> None:
-        async with serving(tmp_path, "off") as served:
+        async with serving(tmp_path, "none") as served:
             assert (served.address, served.socket_names) == ("", ())
             assert os.listdir(tmp_path) == []
 

@@ -16,6 +16,7 @@ from real_node import Node, raw_output, until
 from scheduler_node import (
     add_affine,
     add_slow,
+    ask,
     close_all,
     connections,
     counted,
@@ -100,8 +101,12 @@ def ran(
 
 @pytest.mark.parametrize(
     ("waiting", "sizes"),
-    [(3, {2: 1, 1: 1}), (5, {4: 1, 1: 1}), (7, {4: 1, 2: 1, 1: 1}), (12, {8: 1, 4: 1}), (13, {8: 1, 4: 1, 1: 1}),
-     (16, {8: 2})],
+    [
+        (3, {2: 1, 1: 1}), (12, {8: 1, 4: 1}), (13, {8: 1, 4: 1, 1: 1}),
+        pytest.param(5, {4: 1, 1: 1}, marks=pytest.mark.slow),
+        pytest.param(7, {4: 1, 2: 1, 1: 1}, marks=pytest.mark.slow),
+        pytest.param(16, {8: 2}, marks=pytest.mark.slow),
+    ],
 )  # fmt: skip
 def test_bs_17_only_compiled_sizes_run(batch_node: Node, waiting: int, sizes: dict[int, int]) -> None:
     assert ran(batch_node, "sizes", [rows(1, float(number)) for number in range(waiting)]) == sizes
@@ -145,6 +150,21 @@ def test_bs_03_a_window_of_an_hour_is_refused_with_its_limit(tmp_path: Path) -> 
     assert err == (
         "ringserve: global.scheduler.models.lone.max_queue_delay_ms: expected a number from 0 to 60000, got 3600000\n"
     )
+
+
+def test_rule_29_a_weight_is_in_force_while_an_execution_runs(batch_node: Node) -> None:
+    async def run() -> None:
+        (lone,) = await connections(batch_node.ports["http_port"], 1)
+        holding = await hold(batch_node, lone)
+        loop = asyncio.get_running_loop()
+        change = await loop.run_in_executor(None, lambda: ask(batch_node, "policy", model="sizes", weight=3))
+        assert change["weight"] == 3.0
+        assert not holding.done(), "the change waited for the device"
+        assert (await holding)[0] == 200
+        close_all([lone])
+
+    asyncio.run(run())
+    assert counted(batch_node, "sizes")["weight"] == 3.0
 
 
 async def contend(node: Node, seconds_of_device: float) -> dict[str, dict[str, Any]]:
