@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+# Instead of this folder: files in it may be called like modules of the standard library.
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import uvloop
 

@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+# Instead of this folder: files in it may be called like modules of the standard library.
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 import uvloop

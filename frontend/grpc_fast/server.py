@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from typing import Final
@@ -22,6 +23,10 @@ log = logging.getLogger("frontend.grpc")
 
 BACKLOG: Final = 4096
 MAX_TICK_SECONDS: Final = 1.0
+
+
+def _nothing() -> None:
+    """Nobody counts closed connections."""
 
 
 class FastGrpcServer:
@@ -54,6 +59,7 @@ class FastGrpcServer:
         self._state: ServerState | None = None
         self._service: Service | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._adopting: set[asyncio.Task[None]] = set()
         self._tick_seconds = min(
             MAX_TICK_SECONDS,
             limits.idle_timeout_seconds / 4,
@@ -76,8 +82,12 @@ class FastGrpcServer:
         """Open connections."""
         return 0 if self._state is None else len(self._state.connections)
 
-    async def start(self) -> int:
-        """Bind, serve, and return the port.
+    async def start(self, *, listen: bool = True, closed: Callable[[], None] = _nothing) -> int:
+        """Serve, and return the port.
+
+        Args:
+            listen: False where connections come through ``adopt`` only; the port is then the one given.
+            closed: called whenever a connection has ended.
 
         Raises:
             OSError: the address cannot be bound.
@@ -87,16 +97,40 @@ class FastGrpcServer:
             self._serving, self._settings, self._limits, self._http2_limits, self._draining, self._clock
         )
         self._state = state = ServerState(
-            self._service, self._http2_limits, self._limits.max_connections, self._clock, self._emptied.set
+            self._service, self._http2_limits, self._limits.max_connections, self._clock, self._emptied.set, closed
         )
-        try:
-            self._server = await loop.create_server(
-                lambda: Http2Protocol(state), self._host, self._port, reuse_port=True, backlog=BACKLOG
-            )
-        except OSError as error:
-            raise OSError(error.errno, f"gRPC cannot listen on {self._host}:{self._port}: {error}") from error
+        port = self._port
+        if listen:
+            try:
+                self._server = await loop.create_server(
+                    lambda: Http2Protocol(state), self._host, port, reuse_port=True, backlog=BACKLOG
+                )
+            except OSError as error:
+                raise OSError(error.errno, f"gRPC cannot listen on {self._host}:{port}: {error}") from error
+            port = int(self._server.sockets[0].getsockname()[1])
         self._schedule()
-        return int(self._server.sockets[0].getsockname()[1])
+        return port
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that somebody else accepted; the socket is this server's from here on."""
+        state = self._state
+        if state is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.get_running_loop().create_task(self._adopt(state, sock))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, state: ServerState, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: Http2Protocol(state), sock)
+        except OSError as error:
+            # The client left before it was served.
+            log.debug("grpc.adopt_failed error=%s", error)
+            sock.close()
+            state.closed()
 
     def tick(self) -> None:
         """End what takes too long; called by a timer, and by tests that move the clock."""

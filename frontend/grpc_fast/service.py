@@ -21,7 +21,7 @@ from frontend.http2.limits import Limits
 from frontend.http2.stream import Buffer, Receiver, Stream
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve import proto_schema
-from frontend.kserve.grpc_codec import decode_infer, infer_parts
+from frontend.kserve.infer_templates import RequestTemplates, ResponseTemplates
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
 
@@ -69,6 +69,8 @@ class Service:
         self.calls = 0
         self._max_calls = settings.max_concurrent_rpcs
         self._refused = Refused()
+        self._requests = RequestTemplates(limits)
+        self._responses = ResponseTemplates()
         self._methods = self._by_path(settings)
 
     # Application
@@ -95,11 +97,11 @@ class Service:
 
     def decode(self, message: Message) -> InferRequest:
         """Return the request in a ModelInferRequest; large tensors borrow the message. Raises as ``decode_infer``."""
-        return decode_infer(message, self.limits)
+        return self._requests.decode(message)
 
     def encode(self, response: InferResponse) -> tuple[list[Buffer], int]:
         """Return the parts of a ModelInferResponse, which borrow the response, and their size."""
-        parts = infer_parts(response)
+        parts = self._responses.encode(response)
         return parts, sum(map(len, parts))
 
     def _by_path(self, settings: GrpcSettings) -> dict[bytes, Callable[..., Any]]:

@@ -163,6 +163,8 @@ class InferStreamCall(MessageStream):
         self._requests = InferStream(service.serving, service.limits, deadline_ns, self.advance)
         self._stopping = service.draining.is_set()
         service.infer_streams.add(self)
+        if self._stopping:
+            self.advance()
 
     def drain(self) -> None:
         """Answer what was read, then tell the client that the server stops."""

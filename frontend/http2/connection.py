@@ -266,7 +266,7 @@ class Connection:
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must be of 4 bytes")
-        self._budget.idle("WINDOW_UPDATE frames")
+        self._spend("WINDOW_UPDATE frames")
         increment = frames.word(payload, 0)
         if stream_id == 0:
             if not increment:
@@ -307,7 +307,7 @@ class Connection:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING must be of 8 bytes")
-        self._budget.idle("PING frames")
+        self._spend("PING frames")
         if not flags & frames.ACK:
             self.sender.control(frames.ping(payload, ack=True))
         elif payload == DRAIN_PING and self._phase is Phase.TOLD:
@@ -338,8 +338,7 @@ class Connection:
 
     def _finished(self, stream: Stream) -> None:
         """The answer was sent in full."""
-        self._budget.idle_left += ANSWER_CREDIT + self.sender.data_frames
-        self.sender.data_frames = 0
+        self.sender.credit += ANSWER_CREDIT
         self._drop(stream)
         if not stream.ended:
             self.sender.control(frames.rst_stream(stream.id, Code.NO_ERROR))
@@ -386,3 +385,10 @@ class Connection:
         elif now_ns - stream.stalled_ns > self._limits.write_ns:
             self._abandon(stream)
             self.sender.control(frames.rst_stream(stream.id, Code.CANCEL))
+
+    def _spend(self, what: str) -> None:
+        """Count a frame that a client also sends because of what it received."""
+        if self.sender.credit > 0:
+            self.sender.credit -= 1
+        else:
+            self._budget.idle(what)

@@ -24,11 +24,12 @@ class Limits:
         frame_bytes: told as MAX_FRAME_SIZE; a longer frame ends the connection. Data is taken from a frame as it
             comes, so a large one is never collected.
         stream_window_bytes: told as INITIAL_WINDOW_SIZE; widened at once to the size of a message that is announced.
-        connection_window_bytes: data on its way on all streams; holds back nothing but a sender faster than we read.
+        connection_window_bytes: data on its way on all streams, at least 65,536; holds back nothing but a sender
+            faster than we read.
         max_continuations: frames of one header block; more ends the connection (the CONTINUATION flood).
         max_memo: header blocks remembered decoded.
         idle_frames, idle_frames_per_s: PING, SETTINGS, PRIORITY, WINDOW_UPDATE, unknown frames and DATA without
-            content, saved up and renewed; every answer renews some too. More ends the connection.
+            content, saved up and renewed; those that answers call forth do not count. More ends the connection.
         resets, resets_per_s: streams cancelled by the client before they were answered (the rapid reset flood).
             Clients with deadlines of a few ms cancel thousands a second without harm.
         pending_bytes: bytes written while the client does not read; beyond it nothing more is read from it.

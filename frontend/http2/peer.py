@@ -9,11 +9,11 @@ from frontend.http2.frames import Code, ConnectionFault
 from frontend.http2.limits import Limits
 
 ANSWER_CREDIT: Final = 4
-"""Useless frames that come with an answer in good order: PING and WINDOW_UPDATE of a client that measures its line."""
+"""PING and WINDOW_UPDATE frames that come with an answer in good order, from a client that measures its line."""
 
 
 class Budget:
-    """Counts frames that cost work and bring none; renewed with time and by answers."""
+    """Counts frames that cost work and bring none; renewed with time."""
 
     __slots__ = ("_limits", "idle_left", "resets_left")
 

@@ -39,6 +39,7 @@ class ServerState:
     Attributes:
         clock: monotonic ns; injectable so that tests move time.
         emptied: called when the last connection is gone.
+        closed: called whenever one is gone.
     """
 
     application: Application
@@ -46,6 +47,7 @@ class ServerState:
     max_connections: int
     clock: Callable[[], int]
     emptied: Callable[[], None]
+    closed: Callable[[], None]
     draining: bool = False
     accepted: int = 0
     refused: int = 0
@@ -90,6 +92,7 @@ class Http2Protocol(asyncio.Protocol):
         self._return_lent()
         state = self._state
         state.connections.discard(self)
+        state.closed()
         if not state.connections:
             state.emptied()
 
@@ -148,7 +151,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def _flush(self) -> None:
         transport, sender = self._transport, self._sender
-        if transport.is_closing() or self._receiving:
+        if transport.is_closing() or self._receiving or self._lingering:
             return
         again = True
         while again:

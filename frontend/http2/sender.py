@@ -21,6 +21,8 @@ COPY_BYTES = 64 * 1024
 """Messages up to this size are copied into what is sent: cheaper than a system call's vector, and free at once."""
 QUANTUM_BYTES = 256 * 1024
 """Data of one stream before another has its turn."""
+FRAME_CREDIT = 2
+"""WINDOW_UPDATE and PING frames that a DATA frame may call forth, for its stream and for the connection."""
 BATCH_BYTES = 1024 * 1024
 """Data handed to the transport in one go."""
 
@@ -34,10 +36,11 @@ class Sender:
         window: bytes of data that the client takes on all streams together.
         awake: ``wake`` was called and ``take`` was not yet.
         held: the transport takes nothing now; data stays in the queues.
+        credit: frames of the client that answer data, and count against nothing.
     """
 
     __slots__ = (
-        "_finished", "_ready", "_wake", "awake", "data_frames", "frame_bytes", "held", "initial_window", "parts",
+        "_finished", "_ready", "_wake", "awake", "credit", "frame_bytes", "held", "initial_window", "parts",
         "releases", "size", "window",
     )  # fmt: skip
 
@@ -51,7 +54,7 @@ class Sender:
         self.window = frames.DEFAULT_WINDOW_BYTES
         self.initial_window = frames.DEFAULT_WINDOW_BYTES
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
-        self.data_frames = 0
+        self.credit = 0
         self.awake = False
         self.held = False
 
@@ -73,7 +76,7 @@ class Sender:
             self.window -= size
             if release is not None:
                 release()
-            self.data_frames += 1
+            self.credit += FRAME_CREDIT
             self.control(data)
             self._finished(stream)
             return
@@ -159,7 +162,7 @@ class Sender:
         while ready and self.window > 0 and self.size < BATCH_BYTES:
             stream = ready.popleft()
             stream.ready = False
-            if not stream.queue:
+            if not stream.queue or stream.send_window <= 0:
                 continue
             self._send_some(stream)
             if not stream.queue:
@@ -184,7 +187,7 @@ class Sender:
             room -= size
             self.parts.append(frames.HEADER.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.id))
             self.size += frames.FRAME_HEADER_BYTES + size
-            self.data_frames += 1
+            self.credit += FRAME_CREDIT
             while size > 0:
                 waiting = queue[0]
                 part = waiting.parts[0]

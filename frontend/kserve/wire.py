@@ -50,17 +50,17 @@ def cut_field(
             break
         start = at
         try:
-            tag, at = _read_varint(data, at)
+            tag, at = read_varint(data, at)
             wire_type = tag & 7
             if wire_type == LENGTH_DELIMITED:
-                size, at = _read_varint(data, at)
+                size, at = read_varint(data, at)
                 if tag == wanted and at + size <= end:
                     rest.append(view[kept_from:start])
                     values.append(view[at : at + size])
                     kept_from = at + size
                 at += size
             elif wire_type == VARINT:
-                _, at = _read_varint(data, at)
+                _, at = read_varint(data, at)
             elif wire_type in (FIXED_64, FIXED_32):
                 at += 8 if wire_type == FIXED_64 else 4
             else:
@@ -73,7 +73,13 @@ def cut_field(
     return b"".join(rest), values, fields
 
 
-def _read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
+    """Return a varint and where it ends.
+
+    Raises:
+        IndexError: the data ends within it.
+        ValueError: it is longer than varints are.
+    """
     value = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = data[at]
@@ -82,3 +88,26 @@ def _read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, in
         if byte < 0x80:
             return value, at
     raise ValueError("varint of more than ten bytes")
+
+
+def skip_field(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
+    """Return the number of the field that begins at a position, and where it ends.
+
+    Raises:
+        IndexError: the data ends within it.
+        ValueError: it is malformed, or a group.
+    """
+    tag, at = read_varint(data, at)
+    wire_type = tag & 7
+    if wire_type == LENGTH_DELIMITED:
+        size, at = read_varint(data, at)
+        at += size
+    elif wire_type == VARINT:
+        _, at = read_varint(data, at)
+    elif wire_type in (FIXED_64, FIXED_32):
+        at += 8 if wire_type == FIXED_64 else 4
+    else:
+        raise ValueError(f"wire type {wire_type}")
+    if at > len(data):
+        raise IndexError(at)
+    return tag >> 3, at
