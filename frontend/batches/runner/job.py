@@ -1,0 +1,137 @@
+"""One batch that this process holds the lease of, while its lines run. Used on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from frontend.batches.runner.gates import NOT_LEGITIMATE, READY
+from frontend.batches.runner.lanes import Lane
+from frontend.batches.runner.pause_state import IDLE, Pause
+from frontend.batches.runner.results import InputLine
+from frontend.batches.store.rows import BatchRow, Demand
+from frontend.batches.work_file import WorkFile
+from frontend.openai.calls import UpstreamAnswer
+from frontend.openai.principal import Principal
+
+
+class Stop(Enum):
+    """Why no further line of a batch starts; the value is the code of the lines that never ran."""
+
+    INPUT_LOST = "batch_failed"
+    """Its private copy cannot be read."""
+    CANCELLED = "batch_cancelled"
+    EXPIRED = "batch_expired"
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """One attempt of a line, from its claim until its end is stored.
+
+    Attributes:
+        line: its parts; None until read.
+        bytes: of the line in memory.
+        started_ns: when it was last handed to the executor.
+        answer: what it got when it could not be sent, while it waits to be tried again.
+        probe: it alone tries whether the route can be reached again.
+    """
+
+    job: Job
+    lane: Lane
+    line_no: int
+    attempt: int
+    execution_id: str
+    route: str
+    bytes: int
+    priority: int | None = None
+    line: InputLine | None = None
+    started_ns: int = 0
+    answer: UpstreamAnswer | None = None
+    probe: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A leased batch.
+
+    Attributes:
+        principal: whose lines these are; None: the key was revoked.
+        running: claimed lines whose end is not stored, held ones included.
+        active: those of them with a worker permit.
+        stop, lost: see ``Stop``; lost means that another process may hold the lease.
+        suspect: a claim was refused because the batch stopped; its lease says why.
+        held: executions by route that could not be sent; they keep their place and go first.
+        kept: lines whose final result is in the store and in no segment yet, in the order of their ends.
+        changed: set when its own task has something to do.
+    """
+
+    batch: BatchRow
+    work: WorkFile
+    lanes: list[Lane]
+    principal: Principal | None
+    running: int = 0
+    active: int = 0
+    stop: Stop | None = None
+    lost: bool = False
+    suspect: bool = False
+    draining: bool = False
+    pauses: dict[str, Pause] = field(default_factory=dict)
+    held: dict[str, deque[Execution]] = field(default_factory=dict)
+    probing: set[str] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)
+    kept_bytes: int = 0
+    next_segment: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    published: tuple[Demand, ...] = ()
+    published_ns: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.batch.id
+
+    @property
+    def waiting(self) -> int:
+        """Lines that want to start, now or after a pause."""
+        return sum(lane.waiting for lane in self.lanes)
+
+    @property
+    def over(self) -> bool:
+        """Nothing runs and nothing will start."""
+        return self.running == 0 and (self.stop is not None or self.lost or self.draining or self.waiting == 0)
+
+    def pause(self, route: str) -> Pause:
+        return self.pauses.get(route, IDLE)
+
+    def keep(self, line_no: int, record_bytes: int) -> None:
+        """Note a final result that is in the store."""
+        self.kept.append(line_no)
+        self.kept_bytes += record_bytes
+
+    def retrying(self) -> set[int]:
+        """Return the failed lines that may run again: their results are not final."""
+        return {retry.line_no for lane in self.lanes for retry in lane.retries}
+
+    def halt(self, stop: Stop) -> None:
+        """Start nothing more. A retry that waits is given up: its failure stands."""
+        if self.stop is None or stop is Stop.CANCELLED:
+            self.stop = stop
+        self.changed.set()
+
+    def demands(self) -> tuple[Demand, ...]:
+        """Return what waits for which route, and why; nothing once the batch has stopped."""
+        if self.stop is not None or self.lost or self.draining:
+            return ()
+        found = []
+        for lane in self.lanes:
+            for route, lines in lane.demand().items():
+                reason = lane.reasons.get(route)
+                found.append(Demand(route, lines, reason, reason in READY))
+        return tuple(found)
+
+
+def legitimate(demands: tuple[Demand, ...]) -> bool:
+    """Whether a batch waits for good reasons only, so that it is not stalled."""
+    reasons = [demand.reason for demand in demands]
+    return any(reasons) and not any(reason in NOT_LEGITIMATE for reason in reasons)

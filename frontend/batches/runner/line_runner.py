@@ -1,0 +1,276 @@
+"""Runs claimed lines: reads them, hands them to the executor, turns answers into ends, holds what could not be sent.
+
+A line that could not be sent has not run: it keeps its claim and is tried again when its (batch, route) pause is
+over, one line at first. It fails only when the batch stops. A line that an upstream declined (429, 503) was answered:
+it fails, and runs again only if the batch asked for retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from frontend.batches.objects import StorageUnavailable
+from frontend.batches.runner import retry_state
+from frontend.batches.runner.figures import Figures
+from frontend.batches.runner.gates import Ask, Gate, first_closed
+from frontend.batches.runner.job import Execution, Job, Stop
+from frontend.batches.runner.lanes import Retry
+from frontend.batches.runner.outage import Persistence
+from frontend.batches.runner.pause_state import after_overload, after_success
+from frontend.batches.runner.results import Result, answered, read_input, without_response
+from frontend.batches.runner.timings import Timings
+from frontend.batches.store.rows import FinishLine
+from frontend.openai.calls import Executor, GatewayCall, Sent, UpstreamAnswer
+from frontend.openai.errors import error_body
+
+log = logging.getLogger("batches")
+
+MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
+"""Of input lines in memory; a single larger line still runs, alone."""
+OVERLOAD: Final = frozenset({429, 503})
+PASSING: Final = frozenset({429, 502, 503, 504})
+"""Failures of sending that pass; others (a refused body, an unknown route) are the line's result."""
+
+
+@dataclass(slots=True)
+class End:
+    """An execution that is over, on its way to the store; ``retry`` if it goes on after a pause."""
+
+    execution: Execution
+    line: FinishLine
+    retry: Retry | None
+    ok: bool
+
+
+class LineRunner:
+    """Lines under way in this process; used on one event loop.
+
+    Attributes:
+        ended: what the next turn takes to the store.
+        running_on: lines by route, until their end is taken.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        persistence: Persistence,
+        gates: Sequence[Gate],
+        times: Timings,
+        figures: Figures,
+        wake: Callable[[], None],
+        *,
+        workers: int,
+        is_local: Callable[[str], bool] = lambda route: False,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.ended: deque[End] = deque()
+        self.running_on: dict[str, int] = {}
+        self._executor = executor
+        self._persistence = persistence
+        self._gates = gates
+        self._times = times
+        self._figures = figures
+        self._wake = wake
+        self._workers = workers
+        self._is_local = is_local
+        self._clock_ns = clock_ns
+        self._jitter = jitter
+        self._busy = 0
+        self._bytes = 0
+        self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        figures.capacity = workers
+
+    @property
+    def free(self) -> int:
+        """Worker permits."""
+        return self._workers - self._busy
+
+    @property
+    def bytes_free(self) -> int:
+        return MAX_BYTES_IN_FLIGHT - self._bytes
+
+    def drain(self, jobs: Sequence[Job]) -> None:
+        """Hold nothing any more: lines that were never sent end with the failure that they have met."""
+        self._draining = True
+        for job in jobs:
+            self.release_held(job)
+
+    def launch(self, job: Job, executions: list[Execution]) -> None:
+        """Run lines that were just claimed."""
+        job.running += len(executions)
+        for execution in executions:
+            self.running_on[execution.route] = self.running_on.get(execution.route, 0) + 1
+            self._enter(execution)
+        self._spawn(self._read_and_run(job, executions))
+
+    def resume_held(self, job: Job, now_ns: int) -> None:
+        """Try lines again that could not be sent: one by one until the route answers, then all."""
+        for route, waiting in list(job.held.items()):
+            ask = Ask(job.id, job.batch.workspace_id, route, now_ns)
+            while waiting and self.free > 0 and route not in job.probing:
+                pause = job.pause(route)
+                if pause.runs(now_ns) or first_closed(self._gates, ask) is not None:
+                    break
+                execution = waiting.popleft()
+                self._figures.held -= 1
+                if pause.streak:
+                    execution.probe = True
+                    job.probing.add(route)
+                self._enter(execution)
+                self._spawn(self._execute(execution))
+            if not waiting:
+                del job.held[route]
+
+    def release_held(self, job: Job) -> None:
+        """End the lines of a stopped batch that wait to be sent."""
+        for waiting in job.held.values():
+            for execution in waiting:
+                self._figures.held -= 1
+                self._end_unsent(execution)
+        job.held.clear()
+
+    async def close(self) -> None:
+        """Cut off what still runs."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_and_run(self, job: Job, executions: list[Execution]) -> None:
+        numbers = [execution.line_no for execution in executions]
+        try:
+            raws: Sequence[bytes | None] = await self._persistence.insist(
+                lambda: job.work.read_lines(numbers), give_up=lambda: job.stop is not None or self._draining
+            )
+        except Exception as error:
+            if not isinstance(error, StorageUnavailable):
+                log.error("batch.input_lost batch=%s error=%s", job.id, error)
+                job.halt(Stop.INPUT_LOST)
+            raws = [None] * len(executions)
+        for execution, raw in zip(executions, raws, strict=True):
+            execution.line = None if raw is None else read_input(raw)
+            if execution.line is None:
+                self._leave(execution)
+                self._end_unread(execution)
+            else:
+                self._spawn(self._execute(execution))
+
+    async def _execute(self, execution: Execution) -> None:
+        job, line = execution.job, execution.line
+        assert line is not None
+        execution.started_ns = self._clock_ns()
+        principal = job.principal
+        if principal is None:
+            # Revoked between the claim and now.
+            body = error_body("the API key of this batch was revoked", "authentication_error", None, "invalid_api_key")
+            answer = UpstreamAnswer(401, body, "", Sent.NOT_SENT, "", code="invalid_api_key")
+        else:
+            call = GatewayCall(
+                line.url, bytes(line.body), execution.lane.model, principal,
+                route=execution.route, priority=execution.priority, batch=True,
+            )  # fmt: skip
+            try:
+                answer = await self._executor.execute(call)
+            except Exception:
+                log.exception("batch.line_broke batch=%s line=%d", job.id, execution.line_no)
+                body = error_body("the gateway failed to run this request", "server_error", None, "internal_error")
+                answer = UpstreamAnswer(500, body, execution.route, Sent.MAYBE_RUN, "", code="internal_error")
+        self._leave(execution)
+        self._answered(execution, answer)
+
+    def _enter(self, execution: Execution) -> None:
+        execution.job.active += 1
+        self._busy += 1
+        self._bytes += execution.bytes
+        self._figures.busy = self._busy
+
+    def _leave(self, execution: Execution) -> None:
+        """Give the permit back."""
+        self._busy -= 1
+        self._figures.busy = self._busy
+        self._bytes -= execution.bytes
+        execution.job.active -= 1
+        if execution.probe:
+            execution.probe = False
+            execution.job.probing.discard(execution.route)
+
+    def _answered(self, execution: Execution, answer: UpstreamAnswer) -> None:
+        job, route, now_ns = execution.job, execution.route, self._clock_ns()
+        never_ran = answer.status in PASSING and (
+            answer.sent is Sent.NOT_SENT or (answer.sent is Sent.DECLINED and self._is_local(route))
+        )
+        overload = answer.status in OVERLOAD
+        if overload or never_ran:
+            self._figures.overloads += overload
+            job.pauses[route] = after_overload(
+                job.pause(route), now_ns, execution.started_ns, answer.retry_after_s, self._times,
+                declined=answer.sent is not Sent.NOT_SENT,
+            )  # fmt: skip
+        elif answer.sent is Sent.ANSWERED and answer.status < 500:
+            job.pauses[route] = after_success(job.pause(route))
+        if not never_ran:
+            assert execution.line is not None
+            self._end(execution, answered(job.id, execution.line_no, execution.line.custom_id, answer))
+            return
+        execution.answer = answer
+        if job.stop is not None or job.lost or self._draining:
+            self._end_unsent(execution)
+        else:
+            self._figures.held += 1
+            job.held.setdefault(route, deque()).append(execution)
+            self._wake()
+
+    def _end_unsent(self, execution: Execution) -> None:
+        """End a line that never ran: as the batch's stop says, or with the failure to send it."""
+        job, line, answer = execution.job, execution.line, execution.answer
+        assert line is not None and answer is not None
+        if job.stop is not None:
+            result = without_response(job.id, execution.line_no, line.custom_id, job.stop.value)
+        else:
+            result = answered(job.id, execution.line_no, line.custom_id, answer)
+        self._end(execution, result)
+
+    def _end_unread(self, execution: Execution) -> None:
+        """End a line whose text cannot be had: finalizing writes it as not run."""
+        code = execution.job.stop.value if execution.job.stop else Stop.INPUT_LOST.value
+        self._end(execution, Result(False, None, code, b""))
+
+    def _end(self, execution: Execution, result: Result) -> None:
+        job = execution.job
+        at_ns = None
+        if not result.ok and job.stop is None:
+            at_ns = retry_state.retry_at_ns(
+                result.status, execution.attempt, job.batch.retry_limit, self._clock_ns(), self._jitter(), self._times
+            )
+        retry = None if at_ns is None else Retry(at_ns, execution.line_no, execution.attempt + 1, execution.route)
+        line = FinishLine(
+            job.id,
+            execution.line_no,
+            execution.execution_id,
+            "succeeded" if result.ok else "failed",
+            result.status,
+            result.code,
+            result.record or None,
+        )
+        execution.line = None
+        self.ended.append(End(execution, line, retry, result.ok))
+        self._wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("batch.task_broke", exc_info=error)
