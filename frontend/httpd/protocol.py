@@ -100,7 +100,9 @@ class Connection(asyncio.Protocol):
         if reading is not None and not reading.answered:
             # The rest of this request will never come; earlier ones are still answered.
             self._answers.drop(reading)
-        if self._answers.queue and not self._lingering:
+        if any(exchange.ends_with_input for exchange in self._answers.queue):
+            self._transport.abort()
+        elif self._answers.queue and not self._lingering:
             self._watch_hangup()
         else:
             self._transport.close()

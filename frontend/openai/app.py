@@ -246,6 +246,7 @@ def _own_headers(answer: UpstreamAnswer | AnswerStream) -> list[tuple[bytes, byt
 async def _forward(exchange: Exchange, answer: AnswerStream) -> None:
     """Pass a stream on, piece by piece as it comes; a failure in its middle becomes its last event."""
     headers = [(b"Content-Type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS, *_own_headers(answer)]
+    exchange.ends_with_input = True
     exchange.start(200, headers)
     ending = b"\n\n"
     pieces = answer.pieces()

@@ -33,18 +33,18 @@ STORE_RETRY_S: Final = 2.0
 
 
 class StoreDoor:
-    """A store that is being opened. Also where keys are looked up: closed until the store is there."""
+    """A store that is being opened. Also where keys are looked up: closed until the store is there.
+
+    Attributes:
+        opened: set while the store can be used.
+    """
 
     def __init__(self, store: Store, settings: GatewaySettings) -> None:
         self.store = store
         self._settings = settings
-        self._open = False
+        self.opened = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._told = ""
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
 
     def start(self) -> None:
         """Begin to open; returns at once."""
@@ -57,12 +57,12 @@ class StoreDoor:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        self._open = False
+        self.opened.clear()
         await self.store.close()
 
     async def find_key(self, key_hash: str) -> KeyRow | None:
         """See ``KeySource``."""
-        if not self._open:
+        if not self.opened.is_set():
             raise Unavailable("the gateway's store is not open")
         return await self.store.keys.find_key(key_hash)
 
@@ -80,7 +80,7 @@ class StoreDoor:
                     log.error("gateway.store_not_open %s", error)
                 await asyncio.sleep(STORE_RETRY_S)
             else:
-                self._open = True
+                self.opened.set()
                 log.info("gateway.store_open kind=%s", self.store.kind)
                 return
 
