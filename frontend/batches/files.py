@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from engines.errors import ServingError
+from engines.errors import NotFound, ServingError
 from frontend.batches.filenames import clean_filename
 from frontend.batches.multipart import Field, FileEnd, FileStart, FormReader, shown
 from frontend.batches.objects import (
@@ -237,9 +237,14 @@ class Files:
         if purpose is not None and purpose not in LISTED_PURPOSES:
             known = ", ".join(sorted(LISTED_PURPOSES))
             raise ApiError(400, f"expected one of {known}", code="invalid_value", param="purpose")
-        if after is not None and not is_file_id(after):
-            raise ApiError(404, "'after' names no file", code="not_found", param="after")
-        return await self._store.files.list_files(workspace_id, limit, api_purpose=purpose, after=after, order=order)
+        try:
+            if after is not None and not is_file_id(after):
+                raise NotFound("no id")
+            return await self._store.files.list_files(
+                workspace_id, limit, api_purpose=purpose, after=after, order=order
+            )
+        except NotFound:
+            raise ApiError(404, "'after' names no file", code="not_found", param="after") from None
 
     async def read(self, row: FileRow, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Yield a file's bytes; a whole file is checked against its checksum before its last piece is given.

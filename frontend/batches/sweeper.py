@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from typing import Final
 
 from engines.errors import ServingError
@@ -65,6 +66,8 @@ class Sweeper:
 
     async def _run(self) -> None:
         while True:
+            # First a while, and not the same for all: processes start together, and the store may not be open yet.
+            await asyncio.sleep(SWEEP_SECONDS * (0.5 + random.random()))
             try:
                 if removed := await self.sweep():
                     log.info("files.swept", extra={"objects": removed})
@@ -72,4 +75,3 @@ class Sweeper:
                 log.warning("files.sweep_failed", extra={"error": type(error).__name__})
             except Exception:
                 log.exception("files.sweep_failed")
-            await asyncio.sleep(SWEEP_SECONDS)

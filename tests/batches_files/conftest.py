@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 from live_gateway import LiveGateway, live_gateway
 
+from postgres_server import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]
+
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
