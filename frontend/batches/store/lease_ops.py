@@ -14,12 +14,16 @@ from frontend.batches.store.transaction import Op, clock, sql
 OWNED: Final = "id = :batch AND runner_id = :runner AND settled_at IS NULL"
 
 
-def acquire_runner(runner_id: str, lease_us: int, *, holder_is_dead: bool) -> Op[bool]:
-    """Take the one runner lease of a SQLite file."""
+def acquire_runner(runner_id: str, lease_us: int, *, locked: bool) -> Op[bool]:
+    """Take the one runner lease of a SQLite file; ``locked``: this process has the host's lock.
+
+    Then a holder that had the lock is dead. One that took an expired lease while a stopped process still had the lock
+    is not: its row says so.
+    """
     now = yield from clock()
-    rows = yield from sql("SELECT runner_id, lease_until FROM runner_lease")
+    rows = yield from sql("SELECT runner_id, lease_until, locked FROM runner_lease")
     if rows and rows[0][0] != runner_id:
-        if rows[0][1] > now and not holder_is_dead:
+        if rows[0][1] > now and not (locked and rows[0][2]):
             return False
         # Only the holder may run batches, so whoever has a lease on one is not running it any more.
         yield from sql(
@@ -29,10 +33,12 @@ def acquire_runner(runner_id: str, lease_us: int, *, holder_is_dead: bool) -> Op
             runner=runner_id,
         )
     yield from sql(
-        "INSERT INTO runner_lease (single, runner_id, lease_until) VALUES (1, :runner, :until)"
-        " ON CONFLICT (single) DO UPDATE SET runner_id = excluded.runner_id, lease_until = excluded.lease_until",
+        "INSERT INTO runner_lease (single, runner_id, lease_until, locked) VALUES (1, :runner, :until, :locked)"
+        " ON CONFLICT (single) DO UPDATE SET runner_id = excluded.runner_id, lease_until = excluded.lease_until,"
+        " locked = excluded.locked",
         runner=runner_id,
         until=now + lease_us,
+        locked=int(locked),
     )
     return True
 

@@ -264,6 +264,11 @@ async def _check_server(connection: Connection) -> None:
             f"default_transaction_isolation is {isolation!r} for this database or role;"
             " the store needs 'read committed'"
         )
+    if await connection.fetchval("SHOW synchronous_commit") == "off":
+        raise SchemaMismatch(
+            "synchronous_commit is off for this database or role; the store needs it on:"
+            " a claim that a crash takes back would be sent a second time"
+        )
     encoding = await connection.fetchval("SHOW server_encoding")
     if encoding != "UTF8":
         raise SchemaMismatch(f"the database's encoding is {encoding}; the store needs UTF8")
@@ -274,6 +279,6 @@ def foreseen(error: asyncpg.PostgresError) -> ServingError:
     message = str(error.args[0]) if error.args else type(error).__name__
     if isinstance(error, asyncpg.UniqueViolationError):
         return AlreadyExists(message)
-    if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+    if isinstance(error, (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)):
         return RuleBroken(message)
     return StoreUnavailable(f"PostgreSQL: {message}")

@@ -37,8 +37,8 @@ class RunnerOps:
         if not self._db.one_writer:
             return True
         # A live holder, even a stopped one, keeps the lock; whoever gets it knows that the holder died or let go.
-        free = self._db.hold_runner_lock()
-        acquired = await self._db.write(lambda: lease_ops.acquire_runner(runner_id, lease_us, holder_is_dead=free))
+        locked = self._db.hold_runner_lock()
+        acquired = await self._db.write(lambda: lease_ops.acquire_runner(runner_id, lease_us, locked=locked))
         if not acquired:
             self._db.drop_runner_lock()
         return acquired

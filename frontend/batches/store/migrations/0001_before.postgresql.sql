@@ -292,7 +292,8 @@ CREATE INDEX route_inflight_of_process ON route_inflight (process_id);
 CREATE TABLE runner_lease (
     single BIGINT NOT NULL PRIMARY KEY CHECK (single = 1),
     runner_id TEXT COLLATE "C" NOT NULL,
-    lease_until BIGINT NOT NULL
+    lease_until BIGINT NOT NULL,
+    locked BIGINT NOT NULL CHECK (locked IN (0, 1))
 );
 
 CREATE TABLE audit_log (

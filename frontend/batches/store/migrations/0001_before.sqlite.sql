@@ -287,7 +287,8 @@ CREATE INDEX route_inflight_of_process ON route_inflight (process_id);
 CREATE TABLE runner_lease (
     single INTEGER NOT NULL PRIMARY KEY CHECK (single = 1),
     runner_id TEXT NOT NULL,
-    lease_until INTEGER NOT NULL
+    lease_until INTEGER NOT NULL,
+    locked INTEGER NOT NULL CHECK (locked IN (0, 1))
 ) STRICT;
 
 CREATE TABLE audit_log (
