@@ -37,6 +37,15 @@ exit status:
   1  the node refused (unknown model, worker away); nothing was changed
   2  nothing was asked: wrong arguments, or no node runs there
 """
+BATCH_HELP = """\
+The gateway is --url, else RINGSERVE_BASE_URL, else the node in --run-dir, else http://127.0.0.1:8000/v1. The key is
+RINGSERVE_API_KEY, else the node's development key.
+
+exit status:
+  0  done; with --wait: every line succeeded
+  1  refused, or the batch ended with lines that did not succeed
+  2  wrong arguments, or a file that cannot be read or written
+"""
 METRICS_HELP = """\
 Counters of the present worker since it started; http://HOST:METRICS_PORT/metrics has them over restarts.
 
@@ -87,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print JSON")
 
     _add_store_commands(commands)
+    _add_batch_commands(commands)
 
     commands.add_parser("version", help="print the version")
     return parser
@@ -98,6 +108,8 @@ def _add_store_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     migrate.add_argument(
         "--after", action="store_true", help="also what the previous release must not see; run it when none is left"
     )
+    batches = commands.add_parser("batches", help="run batches of the gateway, beside the node's own runner")
+    _add_settings(batches)
     keys = commands.add_parser("keys", help="create, list and revoke API keys of the gateway")
     actions = keys.add_subparsers(dest="keys_command", required=True, metavar="ACTION")
     create = actions.add_parser("create", help="make a key and print it, once")
@@ -110,6 +122,35 @@ def _add_store_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     revoke.add_argument("key_id", metavar="KEY_ID")
     for action in (create, listed, revoke):
         _add_settings(action)
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_batch_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    batch = commands.add_parser(
+        "batch", help="send files of requests to a gateway", epilog=BATCH_HELP, formatter_class=raw
+    )
+    actions = batch.add_subparsers(dest="batch_command", required=True, metavar="ACTION")
+    submit = actions.add_parser("submit", help="upload a JSONL file and run its lines")
+    submit.add_argument("file", metavar="FILE")
+    submit.add_argument("--wait", action="store_true", help="until the batch has ended, with progress")
+    submit.add_argument("--endpoint", metavar="PATH", help="default: the url of the first line")
+    submit.add_argument("--window", default="24h", choices=("24h", "48h", "72h", "168h"), help="default 24h")
+    submit.add_argument("--metadata", action="append", default=[], metavar="KEY=VALUE", help="may be repeated")
+    submit.add_argument("--idempotency-key", metavar="KEY", help="the same key within 24 h makes no second batch")
+    listed = actions.add_parser("list", help="show batches, newest first")
+    listed.add_argument("--limit", type=int, default=20, metavar="N", help="default 20")
+    show = actions.add_parser("show", help="show one batch")
+    cancel = actions.add_parser("cancel", help="stop a batch; lines that run are finished and kept")
+    results = actions.add_parser("results", help="print the answers of a batch as JSONL")
+    results.add_argument("--errors", action="store_true", help="the lines that failed or never ran instead")
+    results.add_argument("-o", "--output", metavar="FILE", help="write there instead, all or nothing")
+    for action in (show, cancel, results):
+        action.add_argument("batch", metavar="BATCH")
+    for action in (submit, listed, show, cancel, results):
+        action.add_argument("--url", metavar="URL", help="of the gateway, ending in /v1")
+        action.add_argument("--run-dir", metavar="DIR", help="run directory of a node on this machine")
+    for action in (submit, listed, show, cancel):
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -169,6 +210,10 @@ def _run(arguments: argparse.Namespace) -> int:
             from frontend.commands import store
 
             return store.migrate(arguments)
+        case "batches":
+            from frontend.commands import batches
+
+            return batches.run_batches(arguments)
         case "keys":
             from frontend.commands import store
 
@@ -182,6 +227,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
             weight = arguments.weight if arguments.command == "policy" else None
             return policy.run(arguments.command, arguments.run_dir, arguments.model, weight, as_json=arguments.json)
+        case "batch":
+            from frontend.commands import batch
+
+            return batch.run(arguments)
         case "check":
             from frontend.commands import check
 
