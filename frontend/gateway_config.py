@@ -155,16 +155,15 @@ class GatewayReading:
             self._mistake(path, f"expected {least} to {most} entries, got {len(given)}")
         found: list[Any] = []
         for index, item in enumerate(given):
-            found.append(None)
             where = f"{path}[{index}]"
             if isinstance(element, type) and issubclass(element, msgspec.Struct):
-                found[index] = self._struct(element, item, where)
+                # A wrong entry keeps its place as None, so that later mistakes name the right ones.
+                found.append(self._struct(element, item, where))
                 continue
             try:
-                found[index] = _scalar(where, element, item, text=False)
+                found.append(_scalar(where, element, item, text=False))
             except BadValue as error:
                 self._mistake(where, str(error))
-        # A wrong entry keeps its place as None, so that later mistakes name the right ones.
         return tuple(found)
 
     def _source(self, path: str, source: str) -> None:

@@ -22,6 +22,7 @@ STREAM_FIELDS: Final = ("stream", "stream_options")
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """Longest line of an event stream that is held back in order to be rewritten."""
 _fields: Final = msgspec.json.Decoder(Fields)
+_NAMED: Final = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
 _NULL: Final = b"null"
 
 
@@ -159,14 +160,13 @@ def event_renamer(model: str, upstream_model: str) -> Callable[[bytes], bytes]:
     """Return a function that gives pieces of an event stream the public name of the model.
 
     Only complete lines pass; what begins a line waits for its end. The pattern cannot match inside a text, where quotes
-    are escaped, and the first match of an event is its own ``model`` (or its response's).
+    are escaped, and the first match of an event is its own ``model`` (or its response's), whatever it is called there.
 
     Raises:
         ApiError: (the function) a line is longer than ``MAX_EVENT_BYTES``.
     """
     if model == upstream_model:
         return lambda piece: piece
-    pattern = re.compile(rb'("model"\s*:\s*)' + re.escape(msgspec.json.encode(upstream_model)))
     public = msgspec.json.encode(model)
     held = bytearray()
 
@@ -181,7 +181,7 @@ def event_renamer(model: str, upstream_model: str) -> Callable[[bytes], bytes]:
             return b""
         lines = bytes(held) + piece[:end]
         held = bytearray(piece[end:])
-        return b"\n".join(pattern.sub(lambda m: m[1] + public, line, count=1) for line in lines.split(b"\n"))
+        return b"\n".join(_NAMED.sub(lambda m: m[1] + public, line, count=1) for line in lines.split(b"\n"))
 
     return rename
 

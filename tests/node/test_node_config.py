@@ -110,7 +110,9 @@ BAD = [
      "model_repo: DIR/node.yaml is not a directory; give --models DIR (from file DIR/node.yaml)"),
     ("modelrepo: x", "modelrepo: unknown key; did you mean model_repo?"),
     ("zzz: 1", "zzz: unknown key; known: model_repo, run_dir, frontends, gpus, global, workers, models, gateway"),
-    ("gateway: {routes: []}", "gateway: not available yet, expected {}, got keys routes"),
+    ("gateway: {routes: []}",
+     "gateway.routes: unknown key; known: enabled, development, state_dir, store, store_password_env, max_body_bytes,"
+     " allow_client_priority, models, files, batches"),
     ("workers: [{name: worker0}, {name: worker1}]", "workers: 2 workers: more than 1 is not available yet"),
     ("workers: [{nam: a}]", "workers[0].nam: unknown key; did you mean name?"),
     ("workers: [{name: ../up}]", "workers[0].name: expected a name such as worker0, got '../up'"),

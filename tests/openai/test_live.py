@@ -178,12 +178,12 @@ def test_stream_headers_and_bytes(world: GatewayWorld, stub: StubUpstream) -> No
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 def test_a_renamed_stream_shows_the_public_name_only(world: GatewayWorld, stub: StubUpstream, size: int) -> None:
     text = 'the "model":"inner/name" of a text'
-    whole = sse(chunk("inner/name", text)) + b'data: {"model" : "inner/name"}\r\n\r\n' + b"data: [DONE]\n\n" + b"tail"
+    whole = sse(chunk("inner/name", text)) + b'data: {"model" : "other \\"one"}\r\n\r\n' + b"data: [DONE]\n\n" + b"tail"
     pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
     stub.say(Say(pieces=pieces, content_type="text/event-stream"))
     answer = post(world, "/chat/completions", b'{"model":"renamed","stream":true}')
     expected = whole.replace(b'"model": "inner/name"', b'"model": "renamed"').replace(
-        b'"model" : "inner/name"', b'"model" : "renamed"'
+        b'"model" : "other \\"one"', b'"model" : "renamed"'
     )
     assert answer.content == expected
     assert text in json.loads(answer.text.partition("\n")[0].removeprefix("data: "))["choices"][0]["delta"]["content"]
