@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from frontend.batches.store.route_rows import AuditRow, SignalRow
+from frontend.batches.store.route_rows import AuditRow, RouteCount, SignalRow
 from frontend.batches.store.rows import (
     BatchRow,
     ClaimGroup,
@@ -34,7 +34,6 @@ from frontend.batches.store.rows import (
     Page,
     RecordRow,
     Role,
-    RouteCount,
     SchedulingRow,
     SegmentRow,
     TakenBatch,

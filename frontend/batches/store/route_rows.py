@@ -1,4 +1,4 @@
-"""A route's signals and the audit log, as the store keeps them (see rows.py for the conventions)."""
+"""A route's signals and counts, and the audit log, as the store keeps them (see rows.py for the conventions)."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ class AuditRow:
     details: str
     at: int = 0
     seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCount:
+    """Fresh demand and running lines of one route."""
+
+    route_id: str
+    waiting_lines: int
+    waiting_batches: int
+    running_lines: int

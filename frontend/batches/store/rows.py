@@ -357,16 +357,6 @@ class WaitRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteCount:
-    """Fresh demand and running lines of one route."""
-
-    route_id: str
-    waiting_lines: int
-    waiting_batches: int
-    running_lines: int
-
-
-@dataclass(frozen=True, slots=True)
 class OutcomeCount:
     state: LineState
     code: str | None

@@ -10,11 +10,10 @@ from frontend.batches.store.batch_ops import BATCH
 from frontend.batches.store.claim_ops import route_view
 from frontend.batches.store.claim_state import fair_rank
 from frontend.batches.store.protocol import FRESH_US
-from frontend.batches.store.route_rows import AuditRow, SignalRow
+from frontend.batches.store.route_rows import AuditRow, RouteCount, SignalRow
 from frontend.batches.store.rows import (
     BatchRow,
     Demand,
-    RouteCount,
     SchedulingRow,
     WaitRow,
 )
