@@ -24,7 +24,7 @@ Command = Callable[[str], list[str]]
 
 def python_command(role: str) -> list[str]:
     """Return how a role is started; ``-P`` keeps a directory of the same name in the current one out of the way."""
-    return [sys.executable, "-P", "-m", role]
+    return [sys.executable, "-P", "-m", "frontend.batches" if role == "batches" else role]
 
 
 def child_environment() -> dict[str, str]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.batches.settings import BatchesSettings, batches_settings
 from frontend.config import NodeSettings
 from frontend.control.listener import ControlListener
 from frontend.node import ports
@@ -158,14 +159,26 @@ class Node:
             name = f"frontend{index}"
             of_frontend = partial(self._frontend_settings, name)
             keepers.append(Keeper("frontend", name, of_frontend, timeout_ns, self._command, self._fleet, self._output))
+        gateway = settings.gateway
+        if gateway.enabled and gateway.batches.enabled and gateway.batches.workers:
+            of_batches = self._batches_settings
+            keepers.append(
+                Keeper("batches", "batches0", of_batches, timeout_ns, self._command, self._fleet, self._output)
+            )
         return keepers
 
     def _worker_settings(self, name: str, generation: int) -> WorkerSettings:
         return self._policy.worker_settings(self._settings.worker(name, self._run_dir.path, generation))
 
+    def _batches_settings(self, generation: int) -> BatchesSettings:
+        return batches_settings(self._settings, "batches0", self._run_dir.path, self._worker_sockets())
+
+    def _worker_sockets(self) -> tuple[str, ...]:
+        return tuple(self._run_dir.socket_path(f"{worker}.sock") for worker in self._settings.workers)
+
     def _frontend_settings(self, name: str, generation: int = 1) -> FrontendSettings:
         """Return what a frontend is told; it has no generation, since nothing of it outlives it."""
-        sockets = tuple(self._run_dir.socket_path(f"{worker}.sock") for worker in self._settings.workers)
+        sockets = self._worker_sockets()
         frontend = self._settings.frontend(name, self._run_dir.path, sockets, self._ports)
         return msgspec.structs.replace(frontend, accept_socket=self._run_dir.socket_path(ACCEPT_SOCKET))
 
@@ -215,11 +228,11 @@ class Node:
             self._acceptor.close()
         for keeper in self._keepers:
             keeper.stop_restarting()
-        for role, wait_s in (
-            ("frontend", self._settings.endpoints.drain_timeout_seconds + DRAIN_MARGIN_S),
-            ("worker", WORKER_DRAIN_S),
+        for roles, wait_s in (
+            (("frontend", "batches"), self._settings.endpoints.drain_timeout_seconds + DRAIN_MARGIN_S),
+            (("worker",), WORKER_DRAIN_S),
         ):
-            members = [member for member in self._fleet.members.values() if member.role == role]
+            members = [member for member in self._fleet.members.values() if member.role in roles]
             for member in members:
                 if member.link is not None:
                     member.link.send(Order(do="drain"))
@@ -229,7 +242,7 @@ class Node:
                         await member.ended.wait()
             cut = [member.name for member in members if not member.ended.is_set()]
             if cut:
-                log.error("node.drain_cut role=%s names=%s after_s=%.0f", role, ",".join(cut), wait_s)
+                log.error("node.drain_cut role=%s names=%s after_s=%.0f", ",".join(roles), ",".join(cut), wait_s)
                 return False
         _, late = await asyncio.wait(lives, timeout=KILL_WAIT_S)
         return not late

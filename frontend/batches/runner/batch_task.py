@@ -84,7 +84,7 @@ async def run_batch(bench: Bench, batch: BatchRow, enlist: Callable[[Job], None]
         else:
             await bench.renew(job)
     await _run_lines(bench, job)
-    if job.lost or (job.draining and job.stop is None and job.waiting):
+    if job.lost or ((job.draining or job.handed_back) and job.stop is None and job.waiting):
         return
     await _end(bench, job)
 

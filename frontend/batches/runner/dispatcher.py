@@ -44,6 +44,7 @@ class Dispatcher:
     Args:
         workers: lines that run at once.
         batch_concurrency: of one batch; 0 for no limit.
+        hands_back: lines that nobody serves are left to another runner instead of failed.
         is_local: whether a route is our own worker, whose refusals mean that nothing ran.
     """
 
@@ -59,10 +60,12 @@ class Dispatcher:
         *,
         workers: int,
         batch_concurrency: int = 0,
+        hands_back: bool = False,
         is_local: Callable[[str], bool] = lambda route: False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._hands_back = hands_back
         self._runner_id = runner_id
         self._store = store
         self._executor = executor
@@ -201,7 +204,10 @@ class Dispatcher:
         elif lane.unserved_since_ns is None:
             lane.unserved_since_ns = now_ns
         if lane.unserved_since_ns is not None and now_ns - lane.unserved_since_ns >= ns(self._times.unserved_s):
-            lane.refusal = _no_model(lane.model)
+            if self._hands_back:
+                job.handed_back = True
+            else:
+                lane.refusal = _no_model(lane.model)
             job.changed.set()
 
     def _apply_ends(self, ends: list[End], stored: Sequence[bool]) -> None:

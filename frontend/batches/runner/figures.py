@@ -40,6 +40,7 @@ class Figures:
     held: int = 0
     jobs: int = 0
     longest_block_s: float = 0.0
+    longest_busy_s: float = 0.0
 
     def event(self, name: str) -> None:
         """Count something that happened to a batch."""
@@ -49,6 +50,13 @@ class Figures:
         """Count a line's end."""
         key = (self.provider_of(route) if route else "none", "completed" if ok else "failed")
         self.lines[key] = self.lines.get(key, 0) + 1
+
+    def blocked(self, late_s: float, busy_s: float) -> None:
+        """Note by how much a timer was late, and how much of that the loop itself was at work."""
+        if late_s > self.longest_block_s:
+            self.longest_block_s = late_s
+        if (busy_s := min(late_s, busy_s)) > self.longest_busy_s:
+            self.longest_busy_s = busy_s
 
     def series(self) -> Iterable[Series]:
         """Yield every figure."""
@@ -75,10 +83,9 @@ class Figures:
         for state, value in (("capacity", self.capacity), ("busy", self.busy), ("held", self.held)):
             yield _gauge("gateway_batch_workers", "Lines that may run, run, or wait to be sent again.", value, state)
         yield _gauge("gateway_batch_jobs", "Batches that this runner holds.", self.jobs, "held")
-        yield _gauge(
-            "gateway_batch_loop_block_seconds", "Longest time the runner's event loop was held up.",
-            self.longest_block_s, "longest",
-        )  # fmt: skip
+        for state, value in (("waited", self.longest_block_s), ("busy", self.longest_busy_s)):
+            text = "Longest that the runner's event loop let a timer wait, and was itself at work meanwhile."
+            yield _gauge("gateway_batch_loop_block_seconds", text, value, state)
 
 
 def _counter(name: str, text: str, value: float, **labels: str) -> Series:

@@ -61,6 +61,7 @@ class Job:
         running: claimed lines whose end is not stored, held ones included.
         active: those of them with a worker permit.
         stop, lost: see ``Stop``; lost means that another process may hold the lease.
+        handed_back: another runner has to go on, once what runs here has ended.
         suspect: a claim was refused because the batch stopped; its lease says why.
         held: executions by route that could not be sent; they keep their place and go first.
         kept: lines whose final result is in the store and in no segment yet, in the order of their ends.
@@ -77,6 +78,7 @@ class Job:
     lost: bool = False
     suspect: bool = False
     draining: bool = False
+    handed_back: bool = False
     pauses: dict[str, Pause] = field(default_factory=dict)
     held: dict[str, deque[Execution]] = field(default_factory=dict)
     probing: set[str] = field(default_factory=set)
@@ -99,7 +101,8 @@ class Job:
     @property
     def over(self) -> bool:
         """Nothing runs and nothing will start."""
-        return self.running == 0 and (self.stop is not None or self.lost or self.draining or self.waiting == 0)
+        halted = self.stop is not None or self.lost or self.draining or self.handed_back
+        return self.running == 0 and (halted or self.waiting == 0)
 
     def pause(self, route: str) -> Pause:
         return self.pauses.get(route, IDLE)
@@ -121,7 +124,7 @@ class Job:
 
     def demands(self) -> tuple[Demand, ...]:
         """Return what waits for which route, and why; nothing once the batch has stopped."""
-        if self.stop is not None or self.lost or self.draining:
+        if self.stop is not None or self.lost or self.draining or self.handed_back:
             return ()
         found = []
         for lane in self.lanes:

@@ -43,9 +43,10 @@ log = logging.getLogger("batches")
 TAKE_AT_ONCE: Final = 16
 """Batches taken per look, so that several runners share what arrives."""
 LOADS_AT_ONCE: Final = 8
+HAND_BACK_NS: Final = 60_000_000_000
+"""How long a batch that this runner cannot serve is left to others."""
 PUBLISH_LOOK_S: Final = 0.1
 BLOCK_LOOK_S: Final = 0.01
-BLOCK_LOG_S: Final = 0.05
 
 
 class BatchRunner:
@@ -54,6 +55,8 @@ class BatchRunner:
     Args:
         is_local: whether a route is our own worker.
         gates: further conditions for starting a line, in order.
+        has_worker: whether models of our own worker can be run here; without, batches of models that nobody serves
+            are handed back instead of failed, for a runner that has it.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class BatchRunner:
         limits: RouteLimits | None = None,
         times: Timings | None = None,
         runner_id: str = "",
+        has_worker: bool = True,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         on_state: Callable[[], None] = lambda: None,
     ) -> None:
@@ -86,7 +90,7 @@ class BatchRunner:
         self._check = InputCheck(objects)
         self._dispatcher = Dispatcher(
             self.runner_id, store, executor, self._limits, gates, self._times, self.figures,
-            workers=batches.workers, batch_concurrency=batches.batch_concurrency,
+            workers=batches.workers, batch_concurrency=batches.batch_concurrency, hands_back=not has_worker,
             is_local=lambda route: provider_of(route) == "local", clock_ns=clock_ns,
         )  # fmt: skip
         self._bench = Bench(
@@ -104,6 +108,7 @@ class BatchRunner:
         self._batches: dict[asyncio.Task[None], Lease] = {}
         self._draining = False
         self._knows_limits = False
+        self._handed_back: dict[str, int] = {}
 
     @property
     def jobs(self) -> int:
@@ -173,7 +178,7 @@ class BatchRunner:
             asked_ns = self._clock_ns()
             taken = await self._store.runner.take(self.runner_id, self._leases.lease_us, TAKE_AT_ONCE)
             for batch in taken:
-                self._take_up(batch, asked_ns)
+                await self._take_up(batch, asked_ns)
             if len(taken) < TAKE_AT_ONCE:
                 return
             await asyncio.sleep(self._times.publish_s)
@@ -195,6 +200,8 @@ class BatchRunner:
         await self._leases.renew()
 
     async def _refresh(self) -> None:
+        now_ns = self._clock_ns()
+        self._handed_back = {batch_id: at_ns for batch_id, at_ns in self._handed_back.items() if at_ns > now_ns}
         await self._limits.refresh()
         if await access.refresh(self._store, self._leases.jobs()):
             self._dispatcher.wake()
@@ -225,21 +232,22 @@ class BatchRunner:
         job.published, job.published_ns = demands, now_ns
 
     async def _watch_loop(self) -> None:
-        """Measure how long the event loop keeps others waiting."""
+        """Measure how long the event loop keeps others waiting: by the clock, and by its own processor time."""
         figures = self.figures
         while True:
-            before_ns = time.monotonic_ns()
+            before_ns, busy_ns = time.monotonic_ns(), time.thread_time_ns()
             await asyncio.sleep(BLOCK_LOOK_S)
-            late_s = (time.monotonic_ns() - before_ns) / 1e9 - BLOCK_LOOK_S
-            if late_s > figures.longest_block_s:
-                figures.longest_block_s = late_s
-            if late_s > BLOCK_LOG_S:
-                log.debug("batches.loop_blocked s=%.3f", late_s)
+            figures.blocked(
+                (time.monotonic_ns() - before_ns) / 1e9 - BLOCK_LOOK_S, (time.thread_time_ns() - busy_ns) / 1e9
+            )
 
     # Batches
 
-    def _take_up(self, taken: TakenBatch, asked_ns: int) -> None:
+    async def _take_up(self, taken: TakenBatch, asked_ns: int) -> None:
         batch = taken.batch
+        if asked_ns < self._handed_back.get(batch.id, 0):
+            await self._store.runner.release_batches(self.runner_id, [batch.id])
+            return
         self.figures.taken_over += taken.taken_over
         self.figures.interrupted += taken.interrupted
         log.info(
@@ -255,6 +263,8 @@ class BatchRunner:
     async def _run_batch(self, taken: TakenBatch, lease: Lease) -> None:
         try:
             await run_batch(self._bench, taken.batch, lease.enlist, self._loads)
+            if lease.job is not None and lease.job.handed_back:
+                self._handed_back[taken.batch.id] = self._clock_ns() + HAND_BACK_NS
         except Exception:
             log.exception("batch.broke batch=%s", taken.batch.id)
             # It is taken up again, from what the store knows, once its lease has run out; by us or by another.

@@ -66,7 +66,7 @@ def seekers_of(
     """
     found: dict[str, list[Seeker]] = {}
     for job in _rotated(jobs, start):
-        if job.stop is not None or job.lost or job.draining:
+        if job.stop is not None or job.lost or job.draining or job.handed_back:
             continue
         for lane in _rotated(job.lanes, start):
             wanted = _wanted(lane, now_ns)
