@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LINGER_TICKS: Final = 3
 """Ticks, of about a second, that a client has to read why its connection ended."""
+MAX_LINGERING_REFUSALS: Final = 256
+"""Refused connections that may linger at once; beyond, they are dropped."""
 WRITE_PROGRESS_BYTES: Final = 64 * 1024
 """A client must take this much of its answers per ``write_ns``."""
 
@@ -40,6 +42,7 @@ class ServerState:
         clock: monotonic ns; injectable so that tests move time.
         emptied: called when the last connection is gone.
         closed: called whenever one is gone.
+        refused_open: connections over the limit that still read why.
     """
 
     application: Application
@@ -51,6 +54,7 @@ class ServerState:
     draining: bool = False
     accepted: int = 0
     refused: int = 0
+    refused_open: int = 0
     connections: set[Http2Protocol] = field(default_factory=set)
 
 
@@ -64,6 +68,7 @@ class Http2Protocol(asyncio.Protocol):
         self._receiving = False
         self._reading = True
         self._lingering = 0
+        self._refused = False
         self._stalled_ns = 0
         self._stalled_bytes = 0
         self.connection = Connection(state.application, state.limits, self._wake, state.clock())
@@ -79,9 +84,8 @@ class Http2Protocol(asyncio.Protocol):
         state.accepted += 1
         state.connections.add(self)
         self.connection.start()
-        if len(state.connections) > state.max_connections:
-            state.refused += 1
-            self.connection.fail(Code.ENHANCE_YOUR_CALM, f"max_connections = {state.max_connections} are open")
+        if len(state.connections) - state.refused_open > state.max_connections:
+            self._refuse()
         elif state.draining:
             self.connection.fail(Code.NO_ERROR, "draining")
 
@@ -92,6 +96,7 @@ class Http2Protocol(asyncio.Protocol):
         self._return_lent()
         state = self._state
         state.connections.discard(self)
+        state.refused_open -= self._refused
         state.closed()
         if not state.connections:
             state.emptied()
@@ -144,6 +149,15 @@ class Http2Protocol(asyncio.Protocol):
         self._transport.abort()
 
     # Inside
+
+    def _refuse(self) -> None:
+        state = self._state
+        self._refused = True
+        state.refused += 1
+        state.refused_open += 1
+        self.connection.fail(Code.ENHANCE_YOUR_CALM, f"max_connections = {state.max_connections} are open")
+        if state.refused_open > MAX_LINGERING_REFUSALS:
+            self._transport.abort()
 
     def _wake(self) -> None:
         if not self._receiving:
