@@ -116,6 +116,9 @@ class ControlListener:
         except (OSError, asyncio.CancelledError):
             # Either end went away, or the node stops: gRPC tells its callers.
             pass
+        except Exception:
+            # Such as a gRPC library that does not load: this caller is cut, and the node goes on.
+            log.exception("control.failed")
         finally:
             self._callers.discard(task)
             writer.transport.abort()
