@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import socket
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from bench.compare_peers import machine, take_precedence
+from bench.load import http_request
 from bench.peers import generators, models, processes, servers
 from bench.peers.servers import Running
 
@@ -34,12 +35,18 @@ CONCURRENCY = 16
 CHUNK_S = 5
 MAX_CHUNKS = 2_000
 SETTLE_S = 2.0
+HALF_CLOSED = 100
 FORMATS = ("v2bin", "v2json", "grpc")
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a node holds at one moment."""
+    """What a node holds at one moment.
+
+    Attributes:
+        shm_mib: shared memory that its processes have touched, each page once; segments have no name to count.
+        kinds: open descriptors by kind, to tell which became more.
+    """
 
     requests: int
     pss_mib: float
@@ -47,6 +54,7 @@ class Footprint:
     descriptors: int
     mappings: int
     shm_mib: float
+    kinds: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,14 +73,14 @@ class Verdict:
 def footprint(running: Running, requests: int) -> Footprint:
     """Measure a node now."""
     pids = list(running.members())
-    shared = os.statvfs("/dev/shm")
     return Footprint(
         requests,
         round(processes.memory_bytes(pids) / 2**20, 2),
         round(processes.memory_bytes(pids, "Rss") / 2**20, 2),
-        processes.descriptors(pids),
+        processes.descriptor_kinds(pids).total(),
         processes.mappings(pids),
-        round((shared.f_blocks - shared.f_bfree) * shared.f_frsize / 2**20, 2),
+        round(processes.memory_bytes(pids, "Pss_Shmem") / 2**20, 2),
+        dict(processes.descriptor_kinds(pids)),
     )
 
 
@@ -83,7 +91,7 @@ def growth(early: Footprint, late: Footprint) -> list[Verdict]:
         Verdict("RSS growth, %", round(100 * (late.rss_mib / early.rss_mib - 1), 2), 1.0),
         Verdict("descriptors more", late.descriptors - early.descriptors, 0),
         Verdict("memory mappings more", late.mappings - early.mappings, 0),
-        Verdict("shared memory more, MiB", round(late.shm_mib - early.shm_mib, 2), 0),
+        Verdict("shared memory more, MiB", round(late.shm_mib - early.shm_mib, 2), 0.1),
     ]
 
 
@@ -94,11 +102,23 @@ def idle_cores(running: Running, seconds: float) -> float:
     return (processes.cpu_seconds(running.members()) - before) / seconds
 
 
+def half_close(running: Running) -> None:
+    """Ask and close for writing at once, over and over: each frontend makes its watch for hang-ups once."""
+    payload = models.payload(models.MODELS["mlp_a"], "v2json")
+    request = http_request(running.plan.paths["v2json"], payload.body)
+    for _ in range(HALF_CLOSED):
+        with socket.create_connection(("127.0.0.1", running.plan.http_port), timeout=10) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+
+
 def load(running: Running, requests: int) -> tuple[int, int]:
-    """Send at least ``requests``, in turns of every format; return how many were answered, and how many not well."""
+    """Send at least ``requests``, formats in turn; return how many were answered, and how many of them not well."""
     done = errors = 0
     for number in range(MAX_CHUNKS):
-        if done >= requests:
+        if done >= requests and number >= len(FORMATS):
             break
         payload = models.payload(models.MODELS["mlp_a"], FORMATS[number % len(FORMATS)])
         sample = generators.run(running, payload, CONCURRENCY, CHUNK_S)
@@ -120,6 +140,7 @@ def measure(requests: int, idle_s: float) -> dict[str, Any]:
             fresh = footprint(running, 0)
             cores = idle_cores(running, idle_s)
             weights_mib = path.stat().st_size / 2**20
+            half_close(running)
             warm, warm_errors = load(running, int(requests * WARM_UP_SHARE))
             time.sleep(SETTLE_S)
             early = footprint(running, warm)

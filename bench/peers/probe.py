@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import http.client
+import itertools
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TIMEOUT_S = 10.0
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+_numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -113,7 +115,8 @@ class SharedRegion:
     def __init__(self, running: Running, spec: Spec) -> None:
         self._running = running
         self._spec = spec
-        self.name = f"ringserve-bench-{os.getpid()}"
+        # A new name each time: Triton may still hold the last one for a request that is just ending.
+        self.name = f"ringserve-bench-{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self) -> SharedRegion:
         row = models.row_of(self._spec)

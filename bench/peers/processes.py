@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,15 +102,22 @@ def memory_bytes(pids: list[int], field: str = "Pss") -> int:
     return total
 
 
-def descriptors(pids: list[int]) -> int:
-    """Return how many descriptors processes have open."""
-    total = 0
+def descriptor_kinds(pids: list[int]) -> Counter[str]:
+    """Return how many descriptors processes have open, by kind: ``socket``, ``anon_inode``, ``pipe``, ``file``."""
+    found = Counter[str]()
     for pid in pids:
         try:
-            total += len(os.listdir(f"/proc/{pid}/fd"))
+            names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue
-    return total
+        for name in names:
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            kind = target.partition(":")[0]
+            found["file" if kind.startswith("/") else kind] += 1
+    return found
 
 
 def mappings(pids: list[int]) -> int:

@@ -106,13 +106,16 @@ class Session:
         working = [peer for peer in peers if self._bring_up(peer, spec, path, expected)]
         self._note_idle()
         for number in range(self._scope.passes):
-            pass_began = time.monotonic()
+            pass_s = 0.0
             raw = models.raw_rows_per_s(path, spec, RAW_LOOP_S)
             self.result["raw_loop"].setdefault(spec.name, []).append(round(raw, 1))
             for peer in working:
-                if not (number and self._scope.short and peer.exclusive):
-                    self._turn(peer, spec, path, expected, number)
-            pass_s = time.monotonic() - pass_began
+                once = self._scope.short and peer.exclusive
+                if number and once:
+                    continue
+                turn_began = time.monotonic()
+                self._turn(peer, spec, path, expected, number)
+                pass_s += 0.0 if once else time.monotonic() - turn_began
             if share_s and time.monotonic() - began + pass_s > share_s:
                 break
         self._extras(spec, path, expected, working)
