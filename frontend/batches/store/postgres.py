@@ -12,6 +12,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import re
@@ -191,7 +192,8 @@ class PostgresDatabase:
                     try:
                         result = await self._run(connection, make)
                     except BaseException:
-                        if not connection.is_closed():
+                        # If this fails too, the pool drops the connection, and the first failure is the one to tell.
+                        with contextlib.suppress(*_BROKEN, asyncpg.PostgresError):
                             await connection.execute("ROLLBACK")
                         raise
                     committing = True
