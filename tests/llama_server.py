@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -82,6 +83,8 @@ def main(port: int) -> None:
     parameters.n_parallel = SLOTS
     parameters.n_ctx = 1024 * SLOTS
     parameters.endpoint_metrics = True
+    # More threads than cores would spin against each other.
+    parameters.cpuparams.n_threads = min(2, os.cpu_count() or 1)
     server = xllamacpp.Server(parameters)
     assert server.listening_address
     signal.pause()

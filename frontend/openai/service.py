@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from engines.errors import ServingError, Unavailable
+from frontend.batches.service import BatchesService
 from frontend.batches.store.protocol import Store, open_store
 from frontend.batches.store.rows import KeyRow
 from frontend.gateway_settings import GatewaySettings
-from frontend.httpd.exchange import Application
 from frontend.openai import development
 from frontend.openai.app import OpenAiApp
 from frontend.openai.auth import Authenticator
@@ -97,23 +97,22 @@ class GatewayService:
             serving,
             allow_client_priority=settings.allow_client_priority,
         )
-        self.app = OpenAiApp(self.gateway, self.authenticator, settings.max_body_bytes, self._mounted())
+        self.batches = BatchesService(settings, self.door.store, self.authenticator, self.gateway)
+        self.app = OpenAiApp(self.gateway, self.authenticator, settings.max_body_bytes, mounted=self.batches.mounted())
 
     async def start(self) -> None:
         """Be ready to answer; the store may still be on its way."""
         await self.gateway.start()
         self.door.start()
+        await self.batches.start()
 
     async def close(self) -> None:
         """Withdraw what is under way and close everything; idempotent."""
         await self.app.close()
+        await self.batches.close()
         await self.gateway.close()
         await self.door.close()
 
     def series(self) -> Iterable[Series]:
         """Return every figure of the gateway in this process."""
         return self.gateway.traffic.series(self.gateway.routes)
-
-    def _mounted(self) -> dict[bytes, Application]:
-        """Return the applications below ``/v1/`` that are not model endpoints, by their first path segment."""
-        return {}

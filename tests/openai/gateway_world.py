@@ -67,7 +67,8 @@ class GatewayWorld:
     def client(self, **more: Any) -> openai.OpenAI:
         """Return the official SDK's client; close it."""
         more.setdefault("max_retries", 0)
-        return openai.OpenAI(base_url=self.url, api_key=more.pop("key", self.key), timeout=WAIT_S, **more)
+        more.setdefault("timeout", WAIT_S)
+        return openai.OpenAI(base_url=self.url, api_key=more.pop("key", self.key), **more)
 
     def route(self, route_id: str) -> Route:
         found = self.service.gateway.routes.route(route_id)

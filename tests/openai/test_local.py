@@ -166,6 +166,7 @@ def test_errors_of_a_real_node(node: Node, client: openai.OpenAI) -> None:
         client.chat.completions.create(model="text-embedding", messages=[])
     assert caught.value.code == "unsupported_endpoint"
     port = node.ports["http_port"]
+    assert client.files.list().data == []
     with httpx2.Client(trust_env=False) as plain:
         assert plain.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
         assert isinstance(plain.get(f"http://127.0.0.1:{port}/nothing").json()["error"], str)

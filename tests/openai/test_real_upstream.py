@@ -15,6 +15,8 @@ from llama_server import LlamaServer
 from real_node import until
 
 pytestmark = pytest.mark.process
+GENERATION_S = 120.0
+"""A real model on a machine that does other things as well."""
 MESSAGES: Any = [{"role": "user", "content": "Say one short sentence about the sea."}]
 
 
@@ -27,7 +29,7 @@ def world(llama: LlamaServer, tmp_path: Path) -> Iterator[GatewayWorld]:
 
 @pytest.fixture
 def client(world: GatewayWorld) -> Iterator[openai.OpenAI]:
-    with world.client() as made:
+    with world.client(timeout=GENERATION_S) as made:
         yield made
 
 
