@@ -11,6 +11,8 @@ from frontend.httpd.exchange import ClientDisconnected, Exchange
 HOLD_BYTES: Final = 1024 * 1024
 """From here on the client waits; one more read of the socket may come on top."""
 RELEASE_BYTES: Final = 256 * 1024
+STEP_BYTES: Final = 1024 * 1024
+"""A client must send this much per ``read_timeout_seconds``: a large file may take longer than any small request."""
 PIECE_BYTES: Final = 256 * 1024
 """Small reads are joined up to about this much, so that the cost per piece is spread."""
 
@@ -24,6 +26,7 @@ class BodyPipe:
         self._exchange = exchange
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
+        self._received = 0
         self._held = False
         self._complete = False
         self._broken = False
@@ -38,6 +41,8 @@ class BodyPipe:
             return
         self._pieces.append(bytes(chunk))
         self._waiting_bytes += len(chunk)
+        self._received += len(chunk)
+        self._exchange.read_steps = self._received // STEP_BYTES
         self._arrived.set()
         if self._waiting_bytes >= HOLD_BYTES and not self._held:
             self._held = True

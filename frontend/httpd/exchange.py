@@ -72,14 +72,15 @@ class Exchange:
         body: complete when ``handle`` is called, empty if a sink took it. Belongs to the application.
         arrival_ns: monotonic, when the headers were complete.
         on_disconnect: called once if the client goes away before the answer was given in full.
+        read_steps: raised by a sink each time the body came a good piece further: ``read_timeout_seconds`` begins anew.
         ends_with_input: a client that closes its sending half is taken to be gone. For streams that may be silent for
             long: whether it still reads could only be found out by writing.
     """
 
     __slots__ = (
         "_line", "answered", "arrival_ns", "body", "charged_bytes", "complete", "ends_with_input", "headers", "http10",
-        "keep_alive", "lost", "method", "on_disconnect", "on_sent", "pending", "query", "raw_path", "started",
-        "streaming", "target", "wants_continue",
+        "keep_alive", "lost", "method", "on_disconnect", "on_sent", "pending", "query", "raw_path", "read_steps",
+        "started", "streaming", "target", "wants_continue",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +114,7 @@ class Exchange:
         self.streaming = False
         self.started = False
         self.complete = False
+        self.read_steps = 0
         self.ends_with_input = False
         self.lost = False
         self.wants_continue = False

@@ -314,5 +314,6 @@ class Connection(asyncio.Protocol):
             return Phase.WRITING, self._outlet.backlog_bytes() // WRITE_PROGRESS_BYTES
         intake = self._intake
         if intake.mid_message and not intake.stopped and not self._held:
-            return Phase.READING, intake.messages
+            reading = intake.reading()
+            return Phase.READING, (intake.messages << 32) + (0 if reading is None else reading.read_steps)
         return (Phase.WAITING if self._answers.queue else Phase.IDLE), intake.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ class LiveGateway:
         self.store: Store
         self.service: BatchesService
         self.ahead_us = 0
+        self.ahead_ns = 0
         self.loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._up = threading.Event()
@@ -117,6 +119,20 @@ class LiveGateway:
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for the HTTP server's timeouts."""
+
+        async def tick() -> None:
+            # Twice: the first one sees where connections are now, the second how long they have been there.
+            self._server.tick()
+            self.ahead_ns += int(seconds * 1e9)
+            self._server.tick()
+
+        self.run(tick())
+
+    def _monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self.ahead_ns
+
     def _clock(self, wall: Callable[[], int]) -> Callable[[], int]:
         return lambda: wall() + self.ahead_us
 
@@ -152,7 +168,7 @@ class LiveGateway:
         await self.service.start()
         app = OpenAiApp(self._gateway, authenticator, settings.max_body_bytes, self.service.mounted())
         limits = EndpointSettings(max_request_bytes=1 << 20)
-        self._server = HttpServer(Dispatcher({b"v1": app}, app), "127.0.0.1", 0, limits)
+        self._server = HttpServer(Dispatcher({b"v1": app}, app), "127.0.0.1", 0, limits, clock=self._monotonic_ns)
         self.port = await self._server.start()
 
 
