@@ -33,7 +33,7 @@ from bench.peers import install, report, servers
 from bench.peers.models import MODELS
 from bench.peers.session import Scope, Session
 
-QUICK_BUDGET_S = 225.0
+QUICK_BUDGET_S = 180.0
 MAX_PASSES = 50
 MAX_SECONDS = 120
 MARKER = "compare_peers"
