@@ -142,9 +142,19 @@ def stop_tree(root: int, members: dict[int, Stat]) -> None:
     _wait_gone([members[root]] if root in members else [], STOP_TIMEOUT_S)
     members = members | tree(root)
     _wait_gone(list(members.values()), 1.0)
-    for stat in members.values():
-        _signal(stat, signal.SIGKILL)
-    _wait_gone(list(members.values()), KILL_TIMEOUT_S)
+    # Python's resource trackers last: once nobody else is left they remove the semaphores that the killed have named.
+    trackers = [stat for stat in members.values() if _is_tracker(stat.pid)]
+    for doomed in ([stat for stat in members.values() if stat not in trackers], trackers):
+        for stat in doomed:
+            _signal(stat, signal.SIGKILL)
+        _wait_gone(list(members.values()), KILL_TIMEOUT_S)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _same(stat: Stat) -> bool:
