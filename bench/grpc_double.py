@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Instead of this folder: files in it may be called like modules of the standard library.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # Instead of this folder: files in it may be called like modules of the standard library.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import uvloop
 

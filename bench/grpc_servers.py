@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Instead of this folder: files in it may be called like modules of the standard library.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # Instead of this folder: files in it may be called like modules of the standard library.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 import uvloop
@@ -71,7 +72,7 @@ def h2load(port: int, body: Path, clients: int, streams: int, seconds: float) ->
     """Run h2load for a time; return requests per s and latencies."""
     command = [
         "taskset", "-c", "1", "h2load", f"http://127.0.0.1:{port}{PATH}", "-c", str(clients), "-m", str(streams),
-        "-t", "1", "-D", f"{seconds * 1000:.0f}ms", "--warm-up-time", "300ms", "-d", str(body), "-H", "te: trailers",
+        "-t", "1", "-D", f"{seconds * 1000:.0f}ms", "-d", str(body), "-H", "te: trailers",
         "-H", "content-type: application/grpc",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)

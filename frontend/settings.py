@@ -65,9 +65,14 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class GrpcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``global.grpc`` of the node file."""
+    """``global.grpc`` of the node file.
 
-    server: str = "grpcio"
+    Attributes:
+        server: ``fast`` (own HTTP/2 protocol) or ``grpcio``; both answer the same.
+        max_concurrent_rpcs: per frontend; further calls are refused with RESOURCE_EXHAUSTED.
+    """
+
+    server: str = "fast"
     max_concurrent_rpcs: Count = 4096
     reflection: bool = True
 
