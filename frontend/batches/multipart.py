@@ -7,6 +7,7 @@ install, too. Not an own one: this format has been read in two ways too often.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from frontend.openai.errors import ApiError
+
+# It warns of every malformed body by itself; refusals are told to whoever sent it, and a log is not theirs to fill.
+logging.getLogger("python_multipart.multipart").setLevel(logging.ERROR)
 
 MAX_PARTS: Final = 16
 MAX_PART_HEADERS: Final = 8
@@ -53,8 +57,11 @@ class FormReader:
 
     def __init__(self, content_type: str) -> None:
         """Raises: ApiError: this is no form."""
+        boundary = _boundary(content_type)
+        self._opening: bytes | None = b""
+        self._delimiter = b"--" + boundary
         self._parser = MultipartParser(
-            _boundary(content_type),
+            boundary,
             {
                 "on_part_begin": self._part_begins,
                 "on_header_field": self._header_name,
@@ -82,6 +89,8 @@ class FormReader:
     def feed(self, piece: bytes) -> list[Event]:
         """Return what a piece completes. Raises: ApiError."""
         if piece and not self._complete:
+            if self._opening is not None:
+                piece = self._open(self._opening + piece)
             try:
                 self._parser.write(piece)
             except FormParserError:
@@ -93,6 +102,20 @@ class FormReader:
         """Raise ApiError unless the form was complete."""
         if not self._complete:
             raise _malformed("it ended before its last boundary")
+
+    def _open(self, opening: bytes) -> bytes:
+        """Return what the parser may have of the body's first bytes, nothing while they are too few to be judged.
+
+        A preamble is refused: clients send none, and the parser's idea of it depends on how the body is cut.
+        """
+        start = opening.removeprefix(b"\r\n")
+        if len(start) < len(self._delimiter) and self._delimiter.startswith(start.removeprefix(b"\r")):
+            self._opening = opening
+            return b""
+        if not start.startswith(self._delimiter):
+            raise _malformed("it does not begin with its boundary")
+        self._opening = None
+        return start
 
     # Parser callbacks
 

@@ -101,7 +101,11 @@ def test_junk_is_read_or_refused(pieces: list[bytes], sizes: list[int]) -> None:
     "body",
     [
         b"",
+        b"\r",
+        b"\r\n-",
         b"--" + BOUNDARY,
+        b"preamble\r\n" + part("purpose", b"batch") + END,
+        b"\r\n\r\n" + part("purpose", b"batch") + END,
         part("file", b"x", "n"),
         part("file", b"x", "n") + END[:-4],
         part("file", b"x", "n") + part("file", b"y", "n") + END,
@@ -122,6 +126,11 @@ def test_forms_that_are_refused(body: bytes) -> None:
         with pytest.raises(ApiError) as caught:
             read(body, sizes)
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_one_line_break_may_come_first(cut: int) -> None:
+    assert read(b"\r\n" + part("purpose", b"batch") + END, [cut]) == [Field("purpose", "batch")]
 
 
 def test_what_follows_the_form_is_ignored() -> None:
