@@ -53,7 +53,7 @@ class Intake:
 
     __slots__ = (
         "_block", "_block_bytes", "_block_flags", "_block_stream", "_data_ends", "_data_left", "_data_padding",
-        "_data_stream", "_decoder", "_frames", "_limits", "_memo", "_rest", "_state",
+        "_data_stream", "_decoder", "_frames", "_limits", "_memo", "_most_whole", "_rest", "_state",
     )  # fmt: skip
 
     def __init__(self, target: Frames, decoder: HeadDecoder, limits: Limits) -> None:
@@ -61,6 +61,8 @@ class Intake:
         self._decoder = decoder
         self._memo = decoder.memo
         self._limits = limits
+        # The longest frame besides DATA that can be right, with its padding and priority.
+        self._most_whole = max(frames.DEFAULT_FRAME_BYTES, limits.max_header_bytes + 512)
         self._rest = b""
         # 0: the preface is due, 1: SETTINGS are due, 2: anything.
         self._state = 0
@@ -124,6 +126,9 @@ class Intake:
                 at = self._on_data(stream_id, flags, length, data, at + 9, end)
                 continue
             if stop > end:
+                if length > self._most_whole:
+                    text = f"frame of {length} bytes that must be held whole, the limit is {self._most_whole}"
+                    raise ConnectionFault(Code.ENHANCE_YOUR_CALM, text)
                 break
             if kind == 1 and flags & _SPLIT == 4 and stream_id > target.last_id:
                 # HEADERS as every gRPC client sends them: whole, and a block that came before.

@@ -185,6 +185,12 @@ class BareClient:
         return self.send(frames.DATA, frames.END_STREAM if ends else 0, stream_id, data)
 
 
+def made(**changes: int) -> tuple[Server, BareClient]:
+    """Return a server with these limits, and a client of bare frames."""
+    server = Server(limits(**changes))
+    return server, BareClient(server)
+
+
 class H2Client:
     """The client of an independent library; checks everything that the server sends."""
 
