@@ -125,8 +125,6 @@ def _execute(module: ModuleType, model_py: Path, where: str) -> None:
         raise HookFailed(f"{where} is not valid Python: {error}") from None
     try:
         exec(code, module.__dict__)
-    except KeyboardInterrupt:
-        raise
     except ModuleNotFoundError as error:
         hint = ""
         if error.name and (model_py.parent / f"{error.name.partition('.')[0]}.py").exists():
@@ -145,8 +143,6 @@ def _load(load: Callable[..., Any], bundle_path: Path, where: str) -> Any:
     )
     try:
         state = load(bundle_path)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         raise _failed(error, f"{where}: load{origin} raised {type(error).__name__}") from None
     if inspect.isawaitable(state):

@@ -140,23 +140,32 @@ def _nothing() -> None:
 def _guarded(hook: Hook, arrays: Arrays, ctx: Context) -> tuple[Any, BaseException | None]:
     """Return a plain call's result or what it raised.
 
-    As a value: a future takes no StopIteration, and SystemExit from a pool thread would stop the event loop.
+    As a value: a future takes no StopIteration, and SystemExit or KeyboardInterrupt from a pool thread would stop the
+    event loop. Frontends ignore SIGINT, so that a KeyboardInterrupt is always the hook's own.
     """
     try:
         return hook(arrays, ctx), None
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         return None, error
 
 
 async def _awaited(result: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    task = asyncio.current_task()
     try:
         return await result, None
-    except (GeneratorExit, KeyboardInterrupt):
-        raise
+    except GeneratorExit as error:
+        if not _runs(task):
+            raise  # this coroutine is being closed
+        return None, error
     except BaseException as error:
         return None, error
+
+
+def _runs(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:
+        return False  # no loop runs any more
 
 
 def _being_cancelled() -> bool:

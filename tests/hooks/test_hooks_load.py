@@ -105,6 +105,8 @@ def test_changed_file_is_loaded_anew_and_nothing_is_written_beside_it(load: Load
         ("", r"defines none of load, preprocess, postprocess$"),
         ("1 / 0\n", r"raised ZeroDivisionError when it was imported; the traceback is in the log"),
         ("import sys\nsys.exit(3)\n", r"raised SystemExit when it was imported"),
+        ("raise KeyboardInterrupt\n", r"raised KeyboardInterrupt when it was imported"),
+        ("def load(path):\n    raise KeyboardInterrupt\n", r"load raised KeyboardInterrupt"),
         ("import no_such_package.part\n", r"imports 'no_such_package', which is not installed"),
         ("def load(path):\n    raise OSError('secret')\n", r"load raised OSError; the traceback is in the log"),
         ("from json import load\n", r"load \(imported from json; if it is not meant as the hook, import it under"),

@@ -95,7 +95,14 @@ def raising(error: BaseException, *, coroutine: bool) -> Hook:
 @pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize(
     "error",
-    [ValueError("secret"), SystemExit("secret"), StopAsyncIteration("secret"), asyncio.CancelledError("secret")],
+    [
+        ValueError("secret"),
+        SystemExit("secret"),
+        StopAsyncIteration("secret"),
+        asyncio.CancelledError("secret"),
+        KeyboardInterrupt("secret"),
+        GeneratorExit("secret"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_any_exception_becomes_a_failure_that_names_model_and_hook(
