@@ -175,13 +175,20 @@ def diff(old: Mapping[Key, Fingerprint], new: Mapping[Key, Fingerprint]) -> Chan
 def _directories(root: Path) -> list[str]:
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_directory(entry))
     except FileNotFoundError:
         raise RepositoryError(f"directory {root} does not exist; create it or name another one") from None
     except NotADirectoryError:
         raise RepositoryError(f"{root} is a file, expected a directory of bundles") from None
     except OSError as error:
         raise RepositoryError(f"directory {root} cannot be read: {error.strerror or error}") from None
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True  # say a link to itself: opening it tells what is wrong, of this one and not of all
 
 
 def _version(name: str, version: str, directory: Path, path: Path) -> Bundle | BrokenBundle:
@@ -197,6 +204,10 @@ def _bundle(name: str, version: str, directory: Path, path: Path) -> Bundle | Br
         return BrokenBundle(name, version, reason, path)
     manifest_path = _own_or_shared(MANIFEST_FILE, path, directory)
     model_py = _own_or_shared(MODEL_PY, path, directory)
+    for text_file in (manifest_path, model_py):
+        # Opening a pipe would wait for somebody to write to it.
+        if text_file is not None and not stat.S_ISREG(text_file.stat().st_mode):
+            return BrokenBundle(name, version, f"{text_file} is not a regular file", path)
     file_name = DEFAULT_MODEL_FILE
     if manifest_path is not None:
         with manifest_path.open("rb") as stream:

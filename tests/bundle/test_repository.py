@@ -179,7 +179,28 @@ def test_model_file_that_links_to_itself(tmp_path: Path) -> None:
 def test_manifest_that_cannot_be_opened_is_broken_not_raised(tmp_path: Path) -> None:
     model(tmp_path / "m")
     (tmp_path / "m" / "manifest.yaml").mkdir()
-    assert "manifest.yaml: Is a directory" in broken(tmp_path)
+    assert "manifest.yaml is not a regular file" in broken(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.yaml", "model.py", "model.onnx"])
+def test_a_pipe_is_told_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    model(tmp_path / "m")
+    (tmp_path / "m" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "m" / name)
+    assert f"{name} is not a regular file" in broken(tmp_path)
+
+
+def test_a_directory_that_links_to_itself_costs_the_others_nothing(tmp_path: Path) -> None:
+    model(tmp_path / "m")
+    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "m" / "2").symlink_to("2")
+    (tmp_path / "m" / "1").mkdir()
+    found = {(bundle.name, bundle.version): bundle for bundle in scan(tmp_path)}
+    assert set(found) == {("m", "1"), ("m", "2"), ("round", "")}
+    for key in (("m", "2"), ("round", "")):
+        bundle = found[key]
+        assert isinstance(bundle, BrokenBundle)
+        assert "Too many levels of symbolic links" in bundle.reason
 
 
 def test_model_outside_the_bundle_is_a_mistake_of_the_manifest(tmp_path: Path) -> None:
