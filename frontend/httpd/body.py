@@ -6,11 +6,13 @@ from typing import Protocol
 
 import numpy as np
 
+from frontend.httpd.wire import Part
+
 
 class BodySink(Protocol):
     """Takes a request body piece by piece instead of having it collected.
 
-    Exactly one of ``close`` and ``abort`` is called, once.
+    Exactly one of ``close`` and ``abort`` is called, once; neither after the body was given back.
 
     Attributes:
         max_bytes: longest body it takes; a longer one is refused with 413, by its announced length if there is one.
@@ -20,8 +22,12 @@ class BodySink(Protocol):
     max_bytes: int
     limit_name: str
 
-    def write(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes; ``chunk`` is only borrowed."""
+    def write(self, chunk: bytes | memoryview) -> Part | None:
+        """Take the next bytes; ``chunk`` is only borrowed.
+
+        Returns:
+            None, or all that was written so far, to give the body back: it is collected as if there had been no sink.
+        """
         ...
 
     def close(self) -> None:
@@ -51,7 +57,7 @@ class BodyBuffer:
         self._grown: bytearray | None = None
         self.received = 0
 
-    def write(self, chunk: bytes | memoryview) -> None:
+    def write(self, chunk: Part) -> None:
         """Append; the caller never writes more than a known length."""
         start = self.received
         self.received = end = start + len(chunk)

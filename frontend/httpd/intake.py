@@ -17,6 +17,7 @@ from frontend.httpd.answers import AnswerQueue
 from frontend.httpd.body import BodyBuffer, BodySink
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.state import ServerState
+from frontend.httpd.wire import Part
 
 log = logging.getLogger(__name__)
 
@@ -234,13 +235,17 @@ class Intake:
             raise _Stop
         if not self._chunked:
             self._check_size(self._left)
-        if self._sink is None and self._chunked:
-            self._buffer = BodyBuffer(-1)
-        elif self._sink is None and self._left > CHARGE_BYTES:
-            self._charge(exchange, self._left)
-            self._buffer = BodyBuffer(self._left)
+        if self._sink is None:
+            self._begin_buffer(exchange, self._left)
         if b"expect" in exchange.headers and not exchange.http10:
             self._answers.invite(exchange)
+
+    def _begin_buffer(self, exchange: Exchange, length: int) -> None:
+        if self._chunked:
+            self._buffer = BodyBuffer(-1)
+        elif length > CHARGE_BYTES:
+            self._charge(exchange, length)
+            self._buffer = BodyBuffer(length)
 
     def on_body(self, chunk: bytes | memoryview) -> None:
         exchange = self._exchange
@@ -250,26 +255,38 @@ class Intake:
         else:
             self._received += len(chunk)
             self._check_size(self._received)
-        sink = self._sink
-        if sink is None:
-            buffer = self._buffer
-            if buffer is None:
-                if self._left == 0:
-                    exchange.body = chunk  # small and in one piece, as most are
-                    return
-                buffer = self._buffer = BodyBuffer(self._left + len(chunk))
-            if self._chunked and self._received > exchange.charged_bytes + CHARGE_BYTES:
-                self._charge(exchange, self._received + CHARGE_BYTES - exchange.charged_bytes)
-            buffer.write(chunk)
-            return
+        if self._sink is None:
+            self._collect(exchange, chunk)
+        else:
+            self._sink_in(exchange, self._sink, chunk)
+
+    def _collect(self, exchange: Exchange, chunk: Part) -> None:
+        buffer = self._buffer
+        if buffer is None:
+            if self._left == 0:
+                exchange.body = chunk  # small and in one piece, as most are
+                return
+            buffer = self._buffer = BodyBuffer(self._left + len(chunk))
+        if self._chunked and self._received > exchange.charged_bytes + CHARGE_BYTES:
+            self._charge(exchange, self._received + CHARGE_BYTES - exchange.charged_bytes)
+        buffer.write(chunk)
+
+    def _sink_in(self, exchange: Exchange, sink: BodySink, chunk: bytes | memoryview) -> None:
+        given_back = None
         try:
-            sink.write(chunk)
+            given_back = sink.write(chunk)
         except Exception:
             log.exception("http.sink_failed")
             self._refuse(500, "internal error")
         if exchange.answered:
             self.stop()
             raise _Stop
+        if given_back is not None:
+            self._sink = None
+            length = self._left + len(given_back)
+            self._check_size(length)
+            self._begin_buffer(exchange, length)
+            self._collect(exchange, given_back)
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
