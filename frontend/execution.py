@@ -88,6 +88,39 @@ class Execution:
             self.abandon()
             raise
 
+    def reserve(self, variant: int, rows: int, deadline_ns: int, arrival_ns: int) -> list[NDArray]:
+        """Place without submitting, what ``pieces`` does not cut; return the room of each input, C-contiguous.
+
+        ``submit`` follows when they are filled, or ``abandon``.
+
+        Raises:
+            ServingError: as ``start``.
+        """
+        self._variant = variant
+        self._deadline_ns = deadline_ns
+        self._arrival_ns = arrival_ns
+        self.placement = self._channel.place(self._entry, variant, rows)
+        return self.placement.inputs
+
+    @property
+    def stranded(self) -> bool:
+        """Whether the worker that a reserved execution was placed for is gone."""
+        return self.placement is None or self.placement.attachment.lost
+
+    def submit(self) -> None:
+        """Hand over what was reserved, now that it is filled.
+
+        Raises:
+            ServingError: as ``start``.
+        """
+        placement, self.placement = self.placement, None
+        assert placement is not None, "nothing was reserved"
+        try:
+            self._submit(placement, 0)
+        except BaseException:
+            placement.release()
+            raise
+
     def abandon(self) -> None:
         """The caller is gone or has been answered: withdraw what waits; blocks come back with the replies."""
         self._over = True

@@ -26,7 +26,8 @@ from frontend.kserve.checks import Checked
 from worker.channel.messages import ModelEntry
 
 if TYPE_CHECKING:
-    from frontend.app import FrontendApp, InferCall
+    from frontend.app import FrontendApp
+    from frontend.infer_call import InferCall
 
 log = logging.getLogger("frontend.hooks")
 

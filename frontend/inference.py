@@ -42,6 +42,30 @@ class Room(Protocol):
         ...
 
 
+class Promised:
+    """A ``Room`` of bytes that are still on their way: their number is known, and soon where they go.
+
+    Attributes:
+        place: where whoever receives them writes them; set by whoever placed the request.
+    """
+
+    __slots__ = ("place", "size_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.place = memoryview(b"")
+
+    def read_into(self, room: memoryview) -> None:
+        """Fill ``room``, of ``size_bytes``; only when all have come."""
+        room[:] = self.place
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise AssertionError("nothing is written to what a client sends")
+
+    def release(self) -> None:
+        self.place = memoryview(b"")
+
+
 class LateTensor(Protocol):
     """A tensor whose elements are brought in when their place is known."""
 
@@ -71,7 +95,8 @@ class InputTensor:
     Exactly one of ``raw``, ``array`` and ``region`` is set. ``raw`` holds the wire form (little-endian, row-major;
     BYTES with length prefixes) and borrows the request body; ``array`` holds already decoded elements (JSON data,
     typed gRPC contents) in the datatype's numpy type and in ``shape``. ``region`` says where the wire form lies in the
-    client's shared memory; whoever starts the request sets ``room``, the means to read it.
+    client's shared memory; whoever starts the request sets ``room``, the means to read it. A tensor that is still on
+    its way has only a ``room``, a ``Promised``.
     """
 
     name: str

@@ -25,6 +25,17 @@ class Call(Protocol):
         ...
 
 
+class Receiving(Call, Protocol):
+    """A request whose elements are on their way to the ``place`` of each input's ``room``, a ``Promised``.
+
+    Once ``Done`` or ``cancel`` was called, the places belong to others.
+    """
+
+    def complete(self) -> None:
+        """All elements are there. Called at most once."""
+        ...
+
+
 class Serving(Protocol):
     """A frontend, seen from a protocol."""
 
@@ -66,6 +77,15 @@ class Serving(Protocol):
 
     def start(self, request: InferRequest, arrival_ns: int, done: Done) -> Call:
         """Begin one inference; ``done`` is called exactly once unless cancelled, possibly before this returns."""
+        ...
+
+    def receive(self, request: InferRequest, arrival_ns: int, done: Done) -> Receiving | None:
+        """Begin one inference before its elements are there: the ``room`` of every input is a ``Promised``, none empty
+        and none of BYTES, and no output has a region.
+
+        As ``start``; what is wrong without knowing the elements is told before this returns. None if this request
+        must be started with its elements: then nothing has happened, and ``done`` is not called.
+        """
         ...
 
     async def infer(self, request: InferRequest, arrival_ns: int) -> InferResponse:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from engines.errors import InvalidInput
-from frontend.inference import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
+from frontend.inference import InferRequest, InferResponse, InputTensor, OutputTensor, Promised, RequestedOutput
 from frontend.kserve.classification import classify
 from frontend.kserve.client_memory import read_range
 from frontend.kserve.json_data import NESTING_TEXT, decode_data, encode_data
@@ -82,14 +82,35 @@ def decode_infer(
         header_length = len(view)
     elif not 0 <= header_length <= len(view):
         raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, expected 0 to {len(view)}, the length of the body")
-    document = _parse(view[:header_length])
+    return _request(model, version, view[:header_length], view[header_length:], limits)
+
+
+def decode_promised(
+    model: str, version: str, text: Buffer, tensor_bytes: int, limits: EndpointSettings
+) -> InferRequest:
+    """Return the request in the JSON of a body whose raw tensors are still to come; their ``room`` is a ``Promised``.
+
+    Args:
+        text: what lies before the raw tensors, not empty.
+        tensor_bytes: of all raw tensors together.
+
+    Raises:
+        ServingError: as ``decode_infer`` would of the whole body.
+    """
+    return _request(model, version, memoryview(text), tensor_bytes, limits)
+
+
+def _request(
+    model: str, version: str, text: memoryview, binary: memoryview | int, limits: EndpointSettings
+) -> InferRequest:
+    document = _parse(text)
     refuse_many(len(document.inputs), "inputs", limits)
     options = read_parameters(document.parameters) if document.parameters else NO_OPTIONS
     return InferRequest(
         model,
         version,
         document.id or "",
-        _read_inputs(model, document.inputs, view[header_length:], limits),
+        _read_inputs(model, document.inputs, binary, limits),
         _read_outputs(document.outputs, limits),
         dict(options.values),
         options.binary_default,
@@ -151,10 +172,12 @@ def _parse(text: memoryview) -> _Body:
 
 
 def _read_inputs(
-    model: str, described: list[_Input], binary: memoryview, limits: EndpointSettings
+    model: str, described: list[_Input], binary: memoryview | int, limits: EndpointSettings
 ) -> list[InputTensor]:
+    """``binary``: the raw tensors, or how many bytes of them will come."""
     inputs: list[InputTensor] = []
     at = 0
+    binary_bytes = binary if isinstance(binary, int) else len(binary)
     for item in described:
         dtype = read_datatype(item.name, item.datatype)
         shape = read_shape(item.name, item.shape)
@@ -181,17 +204,20 @@ def _read_inputs(
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InvalidInput(f"input '{item.name}': Unable to parse 'binary_data_size': expected an integer >= 0")
-        if size > len(binary) - at:
+        if size > binary_bytes - at:
             raise InvalidInput(
                 f"unexpected size for input '{item.name}': binary_data_size is {size} bytes, "
-                f"the body has {len(binary) - at} left after its JSON and the tensors before"
+                f"the body has {binary_bytes - at} left after its JSON and the tensors before"
             )
-        inputs.append(InputTensor(item.name, item.datatype, shape, raw=binary[at : at + size]))
+        if isinstance(binary, int):
+            inputs.append(InputTensor(item.name, item.datatype, shape, room=Promised(size)))
+        else:
+            inputs.append(InputTensor(item.name, item.datatype, shape, raw=binary[at : at + size]))
         at += size
-    if at != len(binary):
+    if at != binary_bytes:
         raise InvalidInput(
             f"unexpected additional input data for model '{model}': "
-            f"the inputs' binary_data_size add up to {at} bytes, the body has {len(binary)}"
+            f"the inputs' binary_data_size add up to {at} bytes, the body has {binary_bytes}"
         )
     return inputs
 

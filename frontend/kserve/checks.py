@@ -32,8 +32,8 @@ class CheckedInput:
         raw: numeric elements in wire form, C-contiguous bytes borrowed from the request body; view them with
             ``as_array`` or copy them as they are.
         array: decoded elements in ``shape``; object array of ``bytes`` for BYTES.
-        room: numeric elements that are still in the client's memory; their number is proven, not their values, which
-            the client may change until they have been copied.
+        room: numeric elements that are still in the client's memory, or on their way; their number is proven, not
+            their values, which the client may change until they have been copied.
     """
 
     spec: TensorSpec
@@ -70,6 +70,10 @@ class CheckedInput:
         # Through uint8: numpy cannot export a buffer of bfloat16.
         flat = room.reshape(-1).view(np.uint8)
         self.room.read_into(flat.data)
+        self.check_values(flat)
+
+    def check_values(self, flat: NDArray) -> None:
+        """Raise InvalidInput if bytes of the right number, (n,) uint8, are no such elements."""
         _check_bool(self.spec, flat)
 
 

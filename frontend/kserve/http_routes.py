@@ -22,9 +22,11 @@ from frontend.httpd.exchange import Exchange
 from frontend.httpd.wire import Headers, Part
 from frontend.inference import InferResponse
 from frontend.kserve import http_paths, metadata
-from frontend.kserve.body_codec import HEADER_LENGTH, decode_infer, encode_infer
+from frontend.kserve.body_codec import decode_infer, encode_infer
 from frontend.kserve.client_memory import CUDA_TEXT, OFF_TEXT, unknown
 from frontend.kserve.compression import ACCEPTED, choose_encoding, compress, decompress
+from frontend.kserve.direct_body import DIRECT_BYTES, MAX_JSON_BYTES, DirectBody
+from frontend.kserve.http_options import header_length, take_options
 from frontend.kserve.http_paths import Operation, Place
 from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
 from frontend.serving import Serving
@@ -32,8 +34,6 @@ from frontend.serving import Serving
 log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 
-MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
-"""Largest ``x-request-timeout-ms``."""
 OFFLOAD_BYTES: Final = 64 * 1024
 """Answers larger than this are compressed in a thread: zlib takes about 20 ms per MiB and lets go of the lock."""
 
@@ -59,6 +59,7 @@ class KserveApp:
         self._serving = serving
         self._limits = serving.limits
         self._tasks: set[asyncio.Task[None]] = set()
+        self._direct: dict[Exchange, DirectBody] = {}
         self._handlers: dict[Operation, Callable[[Exchange, Place], None]] = {
             Operation.SERVER_METADATA: self._server_metadata,
             Operation.SERVER_LIVE: self._server_live,
@@ -85,11 +86,25 @@ class KserveApp:
         }
 
     def begin(self, exchange: Exchange) -> BodySink | None:
-        """Bodies are collected in memory."""
-        return None
+        """Large raw tensors go where the worker reads them; all other bodies are collected in memory."""
+        headers = exchange.headers
+        body_bytes = int(headers.get(b"content-length", 0))
+        if body_bytes < DIRECT_BYTES or exchange.method != "POST":
+            return None
+        length = headers.get(b"inference-header-content-length", b"")
+        json_bytes = int(length) if length.isdigit() and len(length) <= 18 else 0
+        place = http_paths.find(exchange.raw_path)
+        if place is None or place.operation is not Operation.INFER or b"content-encoding" in headers:
+            return None
+        if not 0 < json_bytes <= MAX_JSON_BYTES or json_bytes >= body_bytes:
+            return None
+        return DirectBody(self._serving, exchange, place, json_bytes, self._direct, self._finish)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one request."""
+        if self._direct and (body := self._direct.pop(exchange, None)) is not None:
+            body.handle()
+            return
         place = http_paths.find(exchange.raw_path)
         if place is None:
             _reply(exchange, 404, _JSON, [error_body("Not Found")])
@@ -130,14 +145,8 @@ class KserveApp:
         self._start(exchange, place, body)
 
     def _start(self, exchange: Exchange, place: Place, body: Part) -> None:
-        headers = exchange.headers
-        request = decode_infer(place.name, place.version, body, _header_length(headers), self._limits)
-        explain = headers.get(b"x-ringserve-explain")
-        if explain is not None:
-            request.explain = _explain(explain)
-        timeout_ms = headers.get(b"x-request-timeout-ms")
-        if timeout_ms is not None:
-            request.deadline_ns = exchange.arrival_ns + _timeout_ms(timeout_ms) * 1_000_000
+        request = decode_infer(place.name, place.version, body, header_length(exchange.headers), self._limits)
+        take_options(request, exchange)
         call = self._serving.start(
             request, exchange.arrival_ns, partial(self._finish, exchange, request.binary_default)
         )
@@ -322,27 +331,3 @@ def _reply(
     if request_id is not None:
         headers = [*headers, (b"X-Request-Id", request_id)]
     exchange.respond(status, headers, parts, on_sent)
-
-
-def _header_length(headers: dict[bytes, bytes]) -> int | None:
-    value = headers.get(b"inference-header-content-length")
-    if value is None:
-        return None
-    if not value.isdigit() or len(value) > 18:
-        raise InvalidInput(f"{HEADER_LENGTH} is '{value[:80].decode('latin-1')}', expected a number of bytes")
-    return int(value)
-
-
-def _explain(value: bytes) -> bool:
-    if value in (b"0", b"1"):
-        return value == b"1"
-    raise InvalidInput(f"x-ringserve-explain is '{value[:80].decode('latin-1')}', expected 1 or 0")
-
-
-def _timeout_ms(value: bytes) -> int:
-    if value.isdigit() and len(value) <= 18 and 0 < (timeout_ms := int(value)) <= MAX_TIMEOUT_MS:
-        return timeout_ms
-    raise InvalidInput(
-        f"x-request-timeout-ms is '{value[:80].decode('latin-1')}', "
-        f"expected a whole number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
-    )

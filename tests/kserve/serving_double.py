@@ -164,6 +164,10 @@ class DoubleServing:
         self.changed()
         return call
 
+    def receive(self, request: InferRequest, arrival_ns: int, done: Done) -> None:
+        """Everything is started with its elements here."""
+        return None
+
     def release_held(self) -> None:
         held, self.held = self.held, []
         for call in held:

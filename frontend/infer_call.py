@@ -1,0 +1,236 @@
+"""One inference request's life in a frontend: checked, executed, answered exactly once.
+
+A mistake, a result, its deadline, its client going away: the first ends it, and what comes later finds it over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from engines.bundle.variants import compiled_text, match_variant
+from engines.errors import Cancelled, DeadlineExceeded, Internal, InvalidInput, Kind, ServingError
+from engines.tensor import NDArray
+from frontend.execution import Execution
+from frontend.explanation import explanation
+from frontend.inference import ExecutableInput, InferRequest, InferResponse, OutputTensor, Parameter, Room
+from frontend.kserve.checks import Checked, check
+from frontend.kserve.memory_tensors import bind_tensors, place_output, release_all
+from frontend.serving import Done
+from worker.channel.messages import ModelEntry
+
+if TYPE_CHECKING:
+    from frontend.app import FrontendApp
+
+log = logging.getLogger("frontend.app")
+
+
+class InferCall:
+    """One started request. Its states: running, then over; only the step to over answers."""
+
+    __slots__ = (
+        "_app", "_bound", "_done", "_execution", "_explanation", "_over", "_request", "_task", "arrival_ns",
+        "deadline_ns", "entry",
+    )  # fmt: skip
+
+    def __init__(self, app: FrontendApp, request: InferRequest, arrival_ns: int, done: Done) -> None:
+        self._app = app
+        self._request = request
+        self._done = done
+        self._execution: Execution | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+        self._bound: list[Room] = []
+        self._explanation: dict[str, Parameter] = {}
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = 0
+        self.entry: ModelEntry | None = None
+
+    def begin(self) -> None:
+        """Check, place and submit; any mistake becomes the answer."""
+        app = self._app
+        app.traffic.in_flight += 1
+        try:
+            self._run(self._check())
+        except ServingError as error:
+            self._finish(error)
+            return
+        except Exception:
+            log.exception("request.failed model=%s", self._request.model)
+            self._finish(Internal("internal error"))
+            return
+        app.deadlines.add(self)
+
+    def cancel(self) -> None:
+        """Withdraw the request: nobody waits for it any more. Idempotent."""
+        if not self._over:
+            self._app.traffic.count(self._request.model, Kind.CANCELLED, 0)
+            self._close()
+
+    def expire(self) -> None:
+        """Answer that the deadline has passed."""
+        self._finish(DeadlineExceeded(expired_text(self)))
+
+    def _check(self) -> Checked:
+        """Compare the request with its model as it is now."""
+        app = self._app
+        entry = self.entry = app.entry(self._request.model, self._request.version)
+        if app.memory.enabled:
+            self._bound = bind_tensors(self._request, app.memory, app.limits)
+        checked = check(self._request, entry, app.limits)
+        self.deadline_ns = app.deadline_ns(self._request, checked, self.arrival_ns)
+        self._refuse_late()
+        return checked
+
+    def _refuse_late(self) -> None:
+        if self.deadline_ns <= self._app.clock_ns():
+            raise DeadlineExceeded(expired_text(self))
+
+    def _run(self, checked: Checked) -> None:
+        assert self.entry is not None
+        if self.entry.model_py:
+            self._task = self._app.loop.create_task(self._run_hooked(checked))
+        else:
+            self._execute([given.executable() for given in checked.inputs], checked.rows, self._on_executed)
+
+    def _variant(self, inputs: Sequence[ExecutableInput]) -> int:
+        """Return the served variant that fits the shapes of executable inputs."""
+        assert self.entry is not None and self.entry.signature is not None
+        signature = self.entry.signature
+        if len(signature.variants) == 1 and not signature.variants[0].sizes:
+            return 0
+        variant = match_variant(signature, [array.shape for array in inputs])
+        if variant < 0:
+            raise InvalidInput(compiled_text(signature, [array.shape for array in inputs]))
+        return variant
+
+    def _execute(
+        self, inputs: Sequence[ExecutableInput], rows: int, on_done: Callable[[Execution, ServingError | None], None]
+    ) -> None:
+        assert self.entry is not None
+        variant = self._variant(inputs)
+        execution = Execution(self._app.channel, self.entry, on_done, background=self._request.background)
+        execution.start(variant, rows, inputs, self.deadline_ns, self.arrival_ns)
+        self._execution = execution
+
+    def _on_executed(self, execution: Execution, error: ServingError | None) -> None:
+        if self._over:
+            execution.release()
+            return
+        if error is not None:
+            self._finish(error)
+            return
+        assert self.entry is not None and self.entry.signature is not None
+        self._explain(execution)
+        names = [spec.name for spec in self.entry.signature.outputs]
+        try:
+            response = self.respond(dict(zip(names, execution.outputs, strict=True)), execution.release)
+        except ServingError as place_error:
+            self._finish(place_error)
+            return
+        self._finish(response)
+
+    def _explain(self, execution: Execution) -> None:
+        if self._request.explain and execution.reply is not None:
+            self._explanation = explanation(execution.reply, execution.pieces)
+
+    async def _run_hooked(self, checked: Checked) -> None:
+        assert self.entry is not None
+        try:
+            response = await self._app.hooked.run(self, self._request, checked)
+        except ServingError as error:
+            self._finish(error)
+        except asyncio.CancelledError:
+            self._finish(Cancelled("the request was cancelled"))
+            raise
+        except Exception:
+            log.exception("request.failed model=%s", self._request.model)
+            self._finish(Internal("internal error"))
+        else:
+            if self._over:
+                response.release()
+            else:
+                self._finish(response)
+
+    async def execute(self, inputs: list[NDArray], rows: int) -> Execution:
+        """Run executable inputs through the worker, for hooks; the caller releases the execution.
+
+        Raises:
+            ServingError: whatever the worker answered.
+        """
+        future: asyncio.Future[Execution] = self._app.loop.create_future()
+
+        def on_done(execution: Execution, error: ServingError | None) -> None:
+            # From here on the caller owns it: a deadline must not free memory that a hook's thread still reads.
+            self._execution = None
+            if future.done():
+                execution.release()
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                self._explain(execution)
+                future.set_result(execution)
+
+        self._execute(inputs, rows, on_done)
+        return await future
+
+    def respond(self, arrays: dict[str, NDArray], release: Callable[[], None]) -> InferResponse:
+        """Return the response with the outputs the client asked for, in its order; all of them if it named none.
+
+        Outputs for the client's memory are written there now, while the request is not over.
+
+        Raises:
+            InvalidInput: one does not fit there, or the memory is gone; the caller releases.
+        """
+        assert self.entry is not None and self.entry.signature is not None
+        specs = self.entry.signature.client_outputs
+        wanted = self._request.outputs
+        if wanted is None:
+            outputs = [OutputTensor(spec.name, spec.element.wire, arrays[spec.name]) for spec in specs]
+        else:
+            datatypes = {spec.name: spec.element.wire for spec in specs}
+            outputs = [
+                OutputTensor(one.name, datatypes[one.name], arrays[one.name], one.binary, one.classification)
+                for one in wanted
+            ]
+            if self._bound:
+                for index, one in enumerate(wanted):
+                    if one.room is not None:
+                        outputs[index] = place_output(outputs[index], one.room)
+        return InferResponse(
+            self.entry.name, self.entry.version, self._request.request_id, outputs, self._explanation, release,
+            explained=bool(self._explanation),
+        )  # fmt: skip
+
+    def _finish(self, outcome: InferResponse | ServingError) -> None:
+        if self._over:
+            return
+        kind = outcome.kind if isinstance(outcome, ServingError) else Kind.OK
+        self._app.traffic.count(self._request.model, kind, self._app.clock_ns() - self.arrival_ns)
+        if kind is Kind.OK:
+            # The response owns the execution's memory from here on.
+            self._execution = None
+        self._close()
+        self._done(outcome)
+
+    def _close(self) -> None:
+        self._over = True
+        self._app.traffic.in_flight -= 1
+        if self.deadline_ns:
+            self._app.deadlines.discard(self)
+        if self._bound:
+            release_all(self._bound)
+        if self._execution is not None:
+            self._execution.abandon()
+            self._execution = None
+        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._task = None
+
+
+def expired_text(call: InferCall) -> str:
+    """Return the message for a passed deadline: the budget it had, with its unit."""
+    budget_ms = (call.deadline_ns - call.arrival_ns) / 1e6
+    return f"Request timeout expired: no answer within {budget_ms:.3f} ms"
