@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +23,11 @@ from engines.errors import ServingError
 from frontend.adoption import Adoption
 from frontend.app import FrontendApp, ready_models
 from frontend.dispatcher import Dispatcher
-from frontend.grpc_server import RunningGrpcServer, make_grpc_server
+from frontend.grpc_server import AdoptingGrpcServer, RunningGrpcServer, make_grpc_server
 from frontend.hooked import HookedModels
 from frontend.http import HttpServer
 from frontend.kserve.http_routes import KserveApp
-from frontend.node.acceptor import HTTP_TAG
+from frontend.node.acceptor import GRPC_TAG, HTTP_TAG
 from frontend.node.link import AsyncLink
 from frontend.settings import FrontendSettings
 from frontend.table import ModelTable
@@ -48,6 +50,16 @@ if TYPE_CHECKING:
     from frontend.openai.service import GatewayService
 
 log = logging.getLogger("frontend")
+
+HOOK_THREAD_PREFIX = "hook"
+"""Of the threads that ``HookedModels`` makes."""
+HOOK_END_GRACE_S = 1.0
+"""How long a hook that still runs may take to return once everything else has ended."""
+EXIT_NO_ACCEPTOR = 1
+
+
+class NoAcceptor(Exception):
+    """The node does not hand over connections, so that this process has nothing to do."""
 
 
 class FrontendProcess:
@@ -97,8 +109,7 @@ class FrontendProcess:
             app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints
         )
         try:
-            self._ports["http_port"] = await self._start_http(self._http)
-            self._ports["grpc_port"] = await self._grpc.start()
+            await self._start_servers(self._http, self._grpc)
             self._report()
             await self._until_stopped(loop)
             await self._drain(app)
@@ -116,14 +127,26 @@ class FrontendProcess:
             self._link.close()
         return EXIT_NODE_GONE if self._node_gone else 0
 
-    async def _start_http(self, http: HttpServer) -> int:
+    async def _start_servers(self, http: HttpServer, grpc: RunningGrpcServer) -> None:
         path = self._settings.accept_socket
         if not path:
-            return await http.start()
-        self._adoption = Adoption(path, {HTTP_TAG: http.adopt})
-        port = await http.start(listen=False, closed=self._adoption.closed)
-        self._adoption.start()
-        return port
+            self._ports["http_port"] = await http.start()
+            self._ports["grpc_port"] = await grpc.start()
+            return
+        adopt = {HTTP_TAG: http.adopt}
+        if isinstance(grpc, AdoptingGrpcServer):
+            adopt[GRPC_TAG] = grpc.adopt
+        self._adoption = Adoption(path, adopt)
+        self._ports["http_port"] = await http.start(listen=False, closed=self._adoption.closed)
+        if isinstance(grpc, AdoptingGrpcServer):
+            self._ports["grpc_port"] = await grpc.start(listen=False, closed=self._adoption.closed)
+        else:
+            self._ports["grpc_port"] = await grpc.start()
+        try:
+            self._adoption.start()
+        except OSError as error:
+            # As when the node ended or drains while this process was starting.
+            raise NoAcceptor(f"the node hands over no connections at {path}: {error.strerror or error}") from None
 
     async def _until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
         gone = loop.create_task(self._link.gone.wait())
@@ -230,4 +253,23 @@ def run(settings: FrontendSettings, link_socket: socket.socket) -> int:
     async def main() -> int:
         return await FrontendProcess(settings, link_socket).run()
 
-    return uvloop.run(main())
+    try:
+        status = uvloop.run(main())
+    except NoAcceptor as error:
+        log.error("frontend.cannot_start reason=%s", error)
+        status = EXIT_NO_ACCEPTOR
+    _leave_stuck_hooks(status)
+    return status
+
+
+def _leave_stuck_hooks(status: int) -> None:
+    """End this process now if a hook still runs: the interpreter would wait for it, for ever if it never returns."""
+    give_up = time.monotonic() + HOOK_END_GRACE_S
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(HOOK_THREAD_PREFIX)]
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
+    stuck = sum(thread.is_alive() for thread in threads)
+    if stuck:
+        log.warning("frontend.hooks_left running=%d", stuck)
+        logging.shutdown()
+        os._exit(status)

@@ -8,8 +8,6 @@ import os
 import stat
 from pathlib import Path
 
-from frontend.node.link import NODE_SOCKET
-
 LOCK_FILE = "node.lock"
 CLIENT_MEMORY_FILE = "client_memory.json"
 """Which shared memory clients have registered: shared by the frontends of one node, forgotten with it."""
@@ -46,22 +44,25 @@ class RunDir:
                 )
         self._create()
         self._take_lock()
-        for socket_file in Path(self.path).glob("*.sock"):
-            # Nobody listens on these: whoever made them is gone, or we would not hold the lock.
-            if socket_file.is_socket():
-                socket_file.unlink(missing_ok=True)
+        # Nobody listens on these: whoever made them is gone, or we would not hold the lock.
+        self._remove_sockets()
         Path(self.path, CLIENT_MEMORY_FILE).unlink(missing_ok=True)
 
     def socket_path(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     def close(self) -> None:
-        """Remove the node's socket and give the lock back; the lock file stays: removing it races with a new node."""
+        """Remove the sockets and give the lock back; the lock file stays: removing it races with a new node."""
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):
-                os.unlink(self.socket_path(NODE_SOCKET))
+                self._remove_sockets()
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def _remove_sockets(self) -> None:
+        for socket_file in Path(self.path).glob("*.sock"):
+            if socket_file.is_socket():
+                socket_file.unlink(missing_ok=True)
 
     def _create(self) -> None:
         try:

@@ -268,7 +268,10 @@ def test_stale_sockets_are_removed_and_other_files_kept(tmp_path: Path) -> None:
     run_dir = RunDir(str(tmp_path))
     run_dir.open(("node.sock",))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.lock", "notes.sock"]
+    with socket.socket(socket.AF_UNIX) as of_a_killed_worker:
+        of_a_killed_worker.bind(str(tmp_path / "worker0.sock"))
     run_dir.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.lock", "notes.sock"]
 
 
 def test_status_table() -> None:
