@@ -191,7 +191,9 @@ class GatewayReading:
                 if route:
                     self._unique(ids, route.id, f"{where}.id")
                     self._check_route(route, where, places, development=settings.development)
-        if settings.max_body_bytes > self.max_request_bytes:
+        # A default that nobody chose is no mistake of a node without a gateway.
+        matters = settings.enabled or settings.max_body_bytes != GatewaySettings().max_body_bytes
+        if matters and settings.max_body_bytes > self.max_request_bytes:
             self._mistake(
                 "gateway.max_body_bytes",
                 f"{settings.max_body_bytes} is above global.endpoints.max_request_bytes ({self.max_request_bytes})",

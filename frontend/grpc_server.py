@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import socket
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
@@ -14,6 +16,14 @@ class RunningGrpcServer(Protocol):
     async def start(self) -> int: ...
     async def drain(self, timeout_s: float) -> None: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class AdoptingGrpcServer(Protocol):
+    """One that can serve connections which the node accepted."""
+
+    async def start(self, *, listen: bool = True, closed: Callable[[], None] = ...) -> int: ...
+    def adopt(self, sock: socket.socket) -> None: ...
 
 
 def make_grpc_server(

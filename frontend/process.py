@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from engines.errors import ServingError
-from frontend.adoption import Adoption
+from frontend.adoption import Adopt, Adoption
 from frontend.app import FrontendApp, ready_models
 from frontend.dispatcher import Dispatcher
 from frontend.grpc_server import AdoptingGrpcServer, RunningGrpcServer, make_grpc_server
@@ -133,7 +133,7 @@ class FrontendProcess:
             self._ports["http_port"] = await http.start()
             self._ports["grpc_port"] = await grpc.start()
             return
-        adopt = {HTTP_TAG: http.adopt}
+        adopt: dict[bytes, Adopt] = {HTTP_TAG: http.adopt}
         if isinstance(grpc, AdoptingGrpcServer):
             adopt[GRPC_TAG] = grpc.adopt
         self._adoption = Adoption(path, adopt)

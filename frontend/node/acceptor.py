@@ -27,6 +27,7 @@ ACCEPT_BURST = 64
 """Connections accepted before other callbacks of the node get their turn."""
 MAX_TAKERS = 256
 HTTP_TAG = b"h"
+GRPC_TAG = b"g"
 CLOSED = b"c"
 STOP = b"s"
 _RETRY_S = 0.01

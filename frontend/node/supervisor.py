@@ -29,7 +29,7 @@ from frontend.batches.settings import BatchesSettings, batches_settings
 from frontend.config import NodeSettings
 from frontend.control.listener import ControlListener
 from frontend.node import ports
-from frontend.node.acceptor import ACCEPT_SOCKET, HTTP_TAG, Acceptor
+from frontend.node.acceptor import ACCEPT_SOCKET, GRPC_TAG, HTTP_TAG, Acceptor
 from frontend.node.child import Command, is_stopped, python_command
 from frontend.node.door import Door
 from frontend.node.exposition import Figures, registry_of, render
@@ -110,7 +110,7 @@ class Node:
             self._catch_signals()
             log.info("node.started pid=%d run_dir=%s ports=%s", os.getpid(), self._run_dir.path, self._ports)
             sources = Sources(self._scrape, self._fresh_status, lambda: self._verdict)
-            self._acceptor = Acceptor({HTTP_TAG: self._reserved[0]}, self._run_dir.socket_path(ACCEPT_SOCKET))
+            self._acceptor = Acceptor(self._listeners(), self._run_dir.socket_path(ACCEPT_SOCKET))
             await self._acceptor.start()
             metrics = MetricsServer(settings.endpoints.host, self._ports["metrics_port"], sources)
             await metrics.start()
@@ -140,6 +140,14 @@ class Node:
         except DevelopmentKeyError as error:
             raise RunDirError(f"gateway.state_dir: {error}") from error
         self._announce(f"ringserve development key: {key}")
+
+    def _listeners(self) -> dict[bytes, socket.socket]:
+        """Return the reserved sockets that the node accepts on; grpcio cannot take over an accepted connection."""
+        reserved = dict(zip(PORT_SETTINGS, self._reserved, strict=True))
+        listeners = {HTTP_TAG: reserved["http_port"]}
+        if self._settings.grpc.server == "fast":
+            listeners[GRPC_TAG] = reserved["grpc_port"]
+        return listeners
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

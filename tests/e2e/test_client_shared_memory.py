@@ -24,7 +24,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 import onnx_models
-from conftest import TEXT_MANIFEST, TEXT_MODEL_PY, rows_manifest
+from node_models import TEXT_MANIFEST, TEXT_MODEL_PY, rows_manifest
 from real_node import Node, shared_memory_unchanged, until
 
 pytestmark = pytest.mark.process

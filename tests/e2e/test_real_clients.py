@@ -15,8 +15,8 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from conftest import ECHO_DTYPES
 from engines.tensor import BY_NAME
+from node_models import ECHO_DTYPES
 
 pytestmark = pytest.mark.process
 
