@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from engines.bundle.signature import Signature
-from engines.errors import HookFailed, NotReady, ServingError
+from engines.bundle.variants import compiled_text
+from engines.errors import HookFailed, InvalidInput, NotReady, ServingError
 from engines.tensor import NDArray
 from frontend.hooks.check import check_tensors
 from frontend.hooks.context import Context
@@ -125,6 +126,7 @@ class HookedModels:
             rows = checked.rows
         if rows == 0:
             raise HookFailed(f"{place(ctx, 'preprocess')} returned 0 rows, expected at least 1")
+        _refuse_unsplittable(signature, inputs, rows, checked.rows)
         execution = await call.execute(list(inputs.values()), rows if rows is not None else 1)
         outputs = _by_name(signature, execution.outputs)
         returned = await model.runner.postprocess(hooks, outputs, ctx, execution.release)
@@ -162,6 +164,22 @@ class HookedModels:
         else:
             log.info("hooks.ready model=%s version=%s", entry.name, entry.version)
         self._on_change()
+
+
+def _refuse_unsplittable(
+    signature: Signature, inputs: Mapping[str, NDArray], rows: int | None, client_rows: int
+) -> None:
+    """Refuse rows beyond every compiled size unless they are the client's: only those are cut in pieces (rule 17).
+
+    Raises:
+        InvalidInput: with the shapes that would have fitted.
+    """
+    if rows is not None and signature.coalesces and rows > signature.max_rows and rows != client_rows:
+        shapes = [inputs[spec.name].shape for spec in signature.inputs]
+        raise InvalidInput(
+            f"{compiled_text(signature, shapes)}; preprocess made {rows} rows of {client_rows}, only a request whose"
+            f" rows it keeps is split into batches of {signature.max_rows}"
+        )
 
 
 def _by_name(signature: Signature, arrays: list[NDArray]) -> dict[str, NDArray]:

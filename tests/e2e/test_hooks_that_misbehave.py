@@ -78,6 +78,19 @@ def test_hooks_that_never_return_or_interrupt_cost_only_their_own_request(hooked
         assert "drain_cut" not in node.log()
 
 
+def test_rule_17_rows_that_a_hook_has_made_are_not_split(hooked_models: Path, tmp_path: Path) -> None:
+    with Node(hooked_models, tmp_path / "run", frontends=1) as node:
+        port = node.ports["http_port"]
+        status, answer = ask(port, "8")
+        outputs = answer["outputs"]
+        assert isinstance(outputs, list)
+        assert (status, outputs[0]["shape"]) == (200, [8, 4])
+        status, answer = ask(port, "9")
+        assert status == 400
+        assert "no compiled program for input shape [9, 4]" in str(answer["error"])
+        assert "preprocess made 9 rows of 1" in str(answer["error"])
+
+
 def test_a_load_that_never_returns_leaves_the_node_able_to_drain(hooked_models: Path, tmp_path: Path) -> None:
     (hooked_models / "hooked" / "model.py").write_text(
         "import threading\nprint('stuck here', flush=True)\nthreading.Event().wait()\n"
