@@ -23,6 +23,7 @@ from frontend.batches.local_worker import LocalWorker
 from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.runner.runner import BatchRunner
+from frontend.batches.runner.timings import Timings
 from frontend.batches.settings import BatchesSettings
 from frontend.batches.store.protocol import open_store
 from frontend.node.link import AsyncLink
@@ -54,8 +55,13 @@ class BatchesProcess:
     """Everything one batch runner holds; ``run`` returns its exit status."""
 
     def __init__(
-        self, settings: BatchesSettings, link_socket: socket.socket | None, environ: Mapping[str, str]
+        self,
+        settings: BatchesSettings,
+        link_socket: socket.socket | None,
+        environ: Mapping[str, str],
+        times: Timings | None = None,
     ) -> None:
+        self._times = times
         self._settings = settings
         self._environ = environ
         self._link = None if link_socket is None else AsyncLink(link_socket, Order, self._on_order)
@@ -126,7 +132,8 @@ class BatchesProcess:
         models.start()
         runner = BatchRunner(
             gateway_settings, store, objects, gateway,
-            models=models, provider_of=self._provider, has_worker=serving is not None, on_state=self._report,
+            models=models, provider_of=self._provider, has_worker=serving is not None, times=self._times,
+            on_state=self._report,
         )  # fmt: skip
         stack.push_async_callback(runner.close)
         await runner.start()
@@ -207,13 +214,13 @@ class BatchesProcess:
             self._link.send(report)
 
 
-def run(settings: BatchesSettings, link_socket: socket.socket | None) -> int:
-    """Run batches on this process's main thread; return the exit status."""
+def run(settings: BatchesSettings, link_socket: socket.socket | None, times: Timings | None = None) -> int:
+    """Run batches on this process's main thread; return the exit status. ``times`` are for tests."""
     if link_socket is not None:
         Leash(link_socket.fileno()).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> int:
-        return await BatchesProcess(settings, link_socket, os.environ).run()
+        return await BatchesProcess(settings, link_socket, os.environ, times).run()
 
     return uvloop.run(main())

@@ -125,7 +125,7 @@ def test_acceptance_4_fair_order(runners: RunnerWorld) -> None:
     """The worked order of the specification, with lines that end in the order of their starts."""
 
     async def scenario() -> None:
-        worked = "A1.0 B1.0 A2.0 B1.1 A1.1 B1.2 A2.1 A1.2 A2.2 A1.3 A1.4 A1.5".split()
+        worked = ["A1.0", "B1.0", "A2.0", "B1.1", "A1.1", "B1.2", "A2.1", "A1.2", "A2.2", "A1.3", "A1.4", "A1.5"]
         gates: dict[str, asyncio.Event] = {}
 
         async def hold(text: str) -> UpstreamAnswer:

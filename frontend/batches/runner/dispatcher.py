@@ -114,7 +114,6 @@ class Dispatcher:
     def stopped(self, job: Job) -> None:
         """Let a batch that has just been stopped come to its end."""
         self._lines.release_held(job)
-        job.changed.set()
         self.wake()
 
     async def run(self) -> None:

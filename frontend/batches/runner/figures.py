@@ -83,9 +83,9 @@ class Figures:
         for state, value in (("capacity", self.capacity), ("busy", self.busy), ("held", self.held)):
             yield _gauge("gateway_batch_workers", "Lines that may run, run, or wait to be sent again.", value, state)
         yield _gauge("gateway_batch_jobs", "Batches that this runner holds.", self.jobs, "held")
-        for state, value in (("waited", self.longest_block_s), ("busy", self.longest_busy_s)):
+        for state, longest_s in (("waited", self.longest_block_s), ("busy", self.longest_busy_s)):
             text = "Longest that the runner's event loop let a timer wait, and was itself at work meanwhile."
-            yield _gauge("gateway_batch_loop_block_seconds", text, value, state)
+            yield _gauge("gateway_batch_loop_block_seconds", text, longest_s, state)
 
 
 def _counter(name: str, text: str, value: float, **labels: str) -> Series:
