@@ -6,6 +6,7 @@ worker that only seems gone may still be writing into the old one, and arrays th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from typing import Final
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 MAX_PASSES: Final = 8
 """Times the reply ring is drained before other callbacks of the loop get their turn."""
+MAX_UNANNOUNCED: Final = 8
+"""Records published for a worker that sleeps before it is woken within a turn of the loop, so that it starts on the
+first requests of a long turn while the others are still read. With 64, 16 callers got 0.88 of the requests."""
 
 
 class Attachment:
@@ -65,6 +69,7 @@ class Attachment:
         self._sleeper = Sleeper(segment.frontend_sleeping, barrier)
         self._worker_doorbell = worker_doorbell
         self._bell = Bell(worker_doorbell, page.worker_sleeping, barrier)
+        self._unannounced = 0
         self._max_in_flight = max_in_flight
         # Placed or submitted, not answered: each may need two records, so this is what bounds the request ring.
         self._admitted = 0
@@ -133,7 +138,7 @@ class Attachment:
         placement.in_flight = True
         placement.on_reply = on_reply
         self.pending[request_id] = placement
-        self._bell.ring_if_asleep()
+        self._announce()
         return request_id
 
     def cancel(self, request_id: int) -> bool:
@@ -144,7 +149,7 @@ class Attachment:
         # Once per request: the ring has room for one cancel each.
         placement.cancelled = True
         self._requests.push(cancel_words(request_id))
-        self._bell.ring_if_asleep()
+        self._announce()
         return True
 
     def abandon(self, request_id: int) -> None:
@@ -197,6 +202,26 @@ class Attachment:
         self.frames.close()
         os.close(self.own_doorbell)
         os.close(self._worker_doorbell)
+
+    def _announce(self) -> None:
+        """Have the worker woken, if it sleeps, when this turn of the loop has published all that it has.
+
+        A ring for the first record would wake the worker for that one alone; it would run a batch of one and sleep
+        again while the next sockets are read. (64 callers on two busy cores: 1.3 times the requests for 0.6 of the
+        worker's CPU; 16 callers: as many for 0.6.)
+        """
+        if not self._bell.wanted:
+            return
+        self._unannounced += 1
+        if self._unannounced == 1:
+            asyncio.get_running_loop().call_soon(self._ring)
+        elif self._unannounced >= MAX_UNANNOUNCED:
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._unannounced and not self.lost:
+            self._unannounced = 0
+            self._bell.ring_if_asleep()
 
     def _take_replies(self) -> None:
         for words in self._replies.take().tolist():

@@ -92,6 +92,11 @@ class Bell:
         self._flag = flag
         self._always = not barrier.available
 
+    @property
+    def wanted(self) -> bool:
+        """Whether what was just published needs a ring; one that follows later may find that it does not any more."""
+        return self._always or self._flag[0] != 0
+
     def ring_if_asleep(self) -> None:
         """Call after the tail store."""
         if self._always or self._flag[0]:
