@@ -91,6 +91,10 @@ class Adoption:
                 return
             for descriptor in descriptors:
                 self._adopt[message](socket.socket(fileno=descriptor))
+            if not descriptors:
+                # This process has no descriptor left for it, so the kernel has closed it on the way.
+                log.warning("adoption.no_descriptors")
+                self.closed()
 
     def _end(self) -> None:
         sock, self._socket = self._socket, None

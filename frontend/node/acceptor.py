@@ -13,11 +13,12 @@ backlog.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 from dataclasses import dataclass
+
+from frontend.node.accept_loop import AcceptLoop
 
 log = logging.getLogger("node")
 
@@ -25,7 +26,6 @@ ACCEPT_SOCKET = "accept.sock"
 BACKLOG = 4096
 ACCEPT_BURST = 64
 """Connections accepted before other callbacks of the node get their turn."""
-MAX_TAKERS = 256
 HTTP_TAG = b"h"
 GRPC_TAG = b"g"
 CLOSED = b"c"
@@ -53,9 +53,10 @@ class Acceptor:
     def __init__(self, listeners: dict[bytes, socket.socket], path: str) -> None:
         self._listeners = listeners
         self._path = path
-        self._door: socket.socket | None = None
+        self._door: AcceptLoop | None = None
         self._takers: list[Taker] = []
         self._waiting = False
+        self._told = False
         self._closed = False
 
     async def start(self) -> None:
@@ -63,12 +64,11 @@ class Acceptor:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         door.bind(self._path)
         os.chmod(self._path, 0o600)
-        door.listen(MAX_TAKERS)
-        self._door = door
+        self._door = AcceptLoop(door, self._on_door)
+        self._door.start()
         for listener in self._listeners.values():
             listener.setblocking(False)
             listener.listen(BACKLOG)
-        asyncio.get_running_loop().add_reader(door, self._on_door)
 
     def close(self) -> None:
         """Stop accepting; connections in a backlog are refused. Frontends keep what they have. Idempotent."""
@@ -82,7 +82,6 @@ class Acceptor:
         for taker in list(self._takers):
             self._remove(taker)
         if self._door is not None:
-            loop.remove_reader(self._door)
             self._door.close()
 
     @property
@@ -90,15 +89,12 @@ class Acceptor:
         """Connections each frontend has, in the order they came."""
         return [taker.open for taker in self._takers]
 
-    def _on_door(self) -> None:
-        assert self._door is not None
-        with contextlib.suppress(BlockingIOError):
-            sock, _ = self._door.accept()
-            sock.setblocking(False)
-            taker = Taker(sock)
-            self._takers.append(taker)
-            asyncio.get_running_loop().add_reader(sock, self._on_taker, taker)
-            self._resume()
+    def _on_door(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        taker = Taker(sock)
+        self._takers.append(taker)
+        asyncio.get_running_loop().add_reader(sock, self._on_taker, taker)
+        self._resume()
 
     def _on_taker(self, taker: Taker) -> None:
         try:
@@ -148,9 +144,12 @@ class Acceptor:
                 return
             except OSError as error:
                 # Out of descriptors, or the client has gone already.
-                log.warning("accept.failed error=%s", error)
+                if not self._told:
+                    log.warning("accept.failed error=%s; connections wait", error)
+                    self._told = True
                 self._pause(retry=True)
                 return
+            self._told = False
             with connection:
                 if not self._hand_over(tag, connection):
                     self._pause(retry=True)

@@ -13,6 +13,8 @@ import msgspec
 from frontend.http import HttpServer
 from frontend.httpd.body import BodySink
 from frontend.httpd.exchange import Exchange
+from frontend.node import ports
+from frontend.node.accept_loop import AcceptLoop
 from frontend.node.node_state import Verdict
 from frontend.node.status import NodeStatus
 from frontend.settings import EndpointSettings
@@ -47,11 +49,22 @@ class MetricsServer:
     def __init__(self, host: str, port: int, sources: Sources) -> None:
         limits = EndpointSettings(max_connections=MAX_CONNECTIONS, max_request_bytes=MAX_REQUEST_BYTES)
         self._server = HttpServer(_Pages(sources), host, port, limits)
+        self._address = (host, port)
+        self._accepting: AcceptLoop | None = None
 
     async def start(self) -> None:
-        await self._server.start()
+        """Listen.
+
+        Raises:
+            PortError: the port cannot be had.
+        """
+        await self._server.start(listen=False)
+        self._accepting = AcceptLoop(ports.shared(*self._address, "metrics_port"), self._server.adopt)
+        self._accepting.start()
 
     async def close(self) -> None:
+        if self._accepting is not None:
+            self._accepting.close()
         await self._server.close()
 
 

@@ -54,3 +54,12 @@ def reserve(host: str, port: int, setting: str) -> socket.socket:
         # SO_REUSEPORT alone would let two nodes of one user share a port, each getting half of the other's requests.
         _bound(host, port, setting, share=False).close()
     return _bound(host, port, setting, share=True)
+
+
+def shared(host: str, port: int, setting: str) -> socket.socket:
+    """Return another bound socket of a reserved port, to listen on.
+
+    Raises:
+        PortError: someone who does not share it has it.
+    """
+    return _bound(host, port, setting, share=True)
