@@ -314,9 +314,7 @@ def test_a_header_length_outside_of_the_body_is_refused(header_length: int) -> N
 @pytest.mark.parametrize("place", ["inputs", "outputs"])
 def test_client_shared_memory_is_not_offered(place: str) -> None:
     tensor = {"name": "A", "shape": [1], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}}
-    with pytest.raises(
-        Unsupported, match=r"global\.endpoints\.system_shared_memory\.enabled is false"
-    ):
+    with pytest.raises(Unsupported, match=r"global\.endpoints\.system_shared_memory\.enabled is false"):
         decode({"inputs": [], place: [tensor]})
 
 
