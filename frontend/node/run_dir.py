@@ -93,6 +93,10 @@ class RunDir:
             raise RunDirError(
                 f"run_dir: a node (pid {holder}) runs in {self.path} already; choose another with --run-dir"
             ) from None
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(lock_fd)
+            raise RunDirError(f"run_dir: cannot write {path}: {error.strerror}") from None
         self._lock_fd = lock_fd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -259,6 +260,19 @@ def test_run_directory_is_private_short_and_ours(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(RunDirError, match="others may write"):
         RunDir(str(tmp_path / "open")).open(("node.sock",))
+
+
+def test_a_run_directory_without_room_is_named_and_not_kept_locked(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(RunDirError, match=r"run_dir: cannot write .*node\.lock: File too large"):
+            RunDir(str(tmp_path)).open(("node.sock",))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    run_dir = RunDir(str(tmp_path))
+    run_dir.open(("node.sock",))
+    run_dir.close()
 
 
 def test_stale_sockets_are_removed_and_other_files_kept(tmp_path: Path) -> None:
