@@ -22,9 +22,11 @@ from frontend.infer_call import InferCall
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.checks import Checked
 from frontend.kserve.memory_store import ClientMemory
+from frontend.kserve.repeats import Plan
 from frontend.late_call import LateCall
 from frontend.metrics import Traffic
 from frontend.node.run_dir import CLIENT_MEMORY_FILE
+from frontend.repeat_call import Answer, Refuse, RepeatCall
 from frontend.serving import Call, Done, Receiving
 from frontend.settings import EndpointSettings, FrontendSettings
 from frontend.table import LOADING, READY, ModelTable
@@ -157,6 +159,17 @@ class FrontendApp:
             raise Unavailable("the worker did not answer in time") from None
         assert isinstance(found, list)
         return found
+
+    def repeat(self, plan: Plan, body: memoryview, arrival_ns: int, answer: Answer, refuse: Refuse) -> Call:
+        """Begin a request that a plan describes; ``answer`` or ``refuse`` is called exactly once unless cancelled."""
+        call = RepeatCall(self, plan, arrival_ns, answer, refuse)
+        call.begin(body)
+        return call
+
+    def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
+        """Return the deadline of a request without further options."""
+        deadline_ns = arrival_ns + self._default_timeout_ns
+        return min(deadline_ns, arrival_ns + timeout_us * 1000) if timeout_us else deadline_ns
 
     def deadline_ns(self, request: InferRequest, checked: Checked, arrival_ns: int) -> int:
         """Return the earliest of all deadlines of a request (rule 18)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engines.bundle.variants import compiled_text, match_variant
 from engines.errors import Cancelled, DeadlineExceeded, Internal, InvalidInput, Kind, ServingError
@@ -230,7 +230,14 @@ class InferCall:
         self._task = None
 
 
-def expired_text(call: InferCall) -> str:
+class Budgeted(Protocol):
+    """What has a deadline, counted from its arrival."""
+
+    arrival_ns: int
+    deadline_ns: int
+
+
+def expired_text(call: Budgeted) -> str:
     """Return the message for a passed deadline: the budget it had, with its unit."""
     budget_ms = (call.deadline_ns - call.arrival_ns) / 1e6
     return f"Request timeout expired: no answer within {budget_ms:.3f} ms"

@@ -16,11 +16,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from engines.errors import InvalidInput, ServingError, Unavailable, Unsupported
+from engines.tensor import NDArray
 from frontend.explanation import explanation_headers
 from frontend.httpd.body import BodySink
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.wire import Headers, Part
-from frontend.inference import InferResponse
+from frontend.inference import InferRequest, InferResponse
 from frontend.kserve import http_paths, metadata
 from frontend.kserve.body_codec import decode_infer, encode_infer
 from frontend.kserve.client_memory import CUDA_TEXT, OFF_TEXT, unknown
@@ -28,11 +29,18 @@ from frontend.kserve.compression import ACCEPTED, choose_encoding, compress, dec
 from frontend.kserve.direct_body import DIRECT_BYTES, MAX_JSON_BYTES, DirectBody
 from frontend.kserve.http_options import header_length, take_options
 from frontend.kserve.http_paths import Operation, Place
+from frontend.kserve.raw_data import raw_bytes
+from frontend.kserve.repeats import Key, Plan, Plans
 from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
-from frontend.serving import Serving
+from frontend.serving import Call, Serving
 
 log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
+Learn = Callable[[InferResponse, Headers, list[Part]], None]
+Release = Callable[[], None]
+Repeat = Callable[
+    [Plan, memoryview, int, Callable[[list[NDArray], Release], None], Callable[[ServingError], None]], Call
+]
 
 OFFLOAD_BYTES: Final = 64 * 1024
 """Answers larger than this are compressed in a thread: zlib takes about 20 ms per MiB and lets go of the lock."""
@@ -55,8 +63,11 @@ class _RegisterBody(msgspec.Struct):
 class KserveApp:
     """Answers everything under /v2."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, repeat: Repeat | None = None) -> None:
+        """``repeat`` runs requests that repeat an earlier one; without it all take the ordinary path."""
         self._serving = serving
+        self._repeat = repeat
+        self._plans = Plans()
         self._limits = serving.limits
         self._tasks: set[asyncio.Task[None]] = set()
         self._direct: dict[Exchange, DirectBody] = {}
@@ -126,6 +137,16 @@ class KserveApp:
     # Inference
 
     def _infer(self, exchange: Exchange, place: Place) -> None:
+        found = None if self._repeat is None else self._plans.find(exchange)
+        if found is not None:
+            key, plan = found
+            if plan is not None:
+                if self._serving.entry(place.name, place.version) is plan.entry:
+                    self._start_repeat(exchange, plan)
+                    return
+                self._plans.forget(key)
+            self._start(exchange, place, exchange.body, key)
+            return
         encoding = exchange.headers.get(b"content-encoding")
         if encoding is None:
             self._start(exchange, place, exchange.body)
@@ -144,23 +165,43 @@ class KserveApp:
         exchange.on_disconnect = None
         self._start(exchange, place, body)
 
-    def _start(self, exchange: Exchange, place: Place, body: Part) -> None:
+    def _start(self, exchange: Exchange, place: Place, body: Part, key: Key | None = None) -> None:
         request = decode_infer(place.name, place.version, body, header_length(exchange.headers), self._limits)
         take_options(request, exchange)
-        call = self._serving.start(
-            request, exchange.arrival_ns, partial(self._finish, exchange, request.binary_default)
+        learn = None if key is None else partial(self._learn, key, request, place)
+        done = partial(self._finish, exchange, request.binary_default, learn=learn)
+        call = self._serving.start(request, exchange.arrival_ns, done)
+        if not exchange.answered:
+            exchange.on_disconnect = call.cancel
+
+    def _learn(
+        self, key: Key, request: InferRequest, place: Place, response: InferResponse, head: Headers, parts: list[Part]
+    ) -> None:
+        self._plans.learn(key, request, self._serving.entry(place.name, place.version), response, head, parts)
+
+    def _start_repeat(self, exchange: Exchange, plan: Plan) -> None:
+        assert self._repeat is not None
+        body = memoryview(exchange.body)
+        call = self._repeat(
+            plan, body, exchange.arrival_ns, partial(_answer_repeat, exchange, plan), partial(_refuse_repeat, exchange)
         )
         if not exchange.answered:
             exchange.on_disconnect = call.cancel
 
-    def _finish(self, exchange: Exchange, binary_default: bool, outcome: InferResponse | ServingError) -> None:
+    def _finish(
+        self,
+        exchange: Exchange,
+        binary_default: bool,
+        outcome: InferResponse | ServingError,
+        learn: Learn | None = None,
+    ) -> None:
         """Take what became of a request; never raises, since nobody above could answer."""
         exchange.on_disconnect = None
         if isinstance(outcome, ServingError):
             _fail(exchange, outcome)
             return
         try:
-            self._respond(exchange, binary_default, outcome)
+            self._respond(exchange, binary_default, outcome, learn)
         except ServingError as error:
             outcome.release()
             _fail(exchange, error)
@@ -170,9 +211,11 @@ class KserveApp:
             if not exchange.answered:
                 _reply(exchange, 500, _JSON, [error_body("internal error")])
 
-    def _respond(self, exchange: Exchange, binary_default: bool, response: InferResponse) -> None:
+    def _respond(self, exchange: Exchange, binary_default: bool, response: InferResponse, learn: Learn | None) -> None:
         content, parts = encode_infer(response, binary_default)
         headers = [(name.encode(), value.encode()) for name, value in content]
+        if learn is not None:
+            learn(response, headers, parts)
         if response.explained:
             headers += explanation_headers(response.parameters)
         accept = exchange.headers.get(b"accept-encoding")
@@ -318,6 +361,18 @@ def _fail(exchange: Exchange, error: ServingError, headers: Headers = ()) -> Non
     if retry_after_s is not None:
         sent.append((b"Retry-After", b"%d" % retry_after_s))
     _reply(exchange, status.http, sent, [error_body(error)])
+
+
+def _answer_repeat(exchange: Exchange, plan: Plan, outputs: list[NDArray], release: Callable[[], None]) -> None:
+    exchange.on_disconnect = None
+    parts: list[Part] = [plan.json]
+    parts += [raw_bytes(outputs[index]) for index in plan.outputs]
+    exchange.respond(200, plan.headers, parts, release)
+
+
+def _refuse_repeat(exchange: Exchange, error: ServingError) -> None:
+    exchange.on_disconnect = None
+    _fail(exchange, error)
 
 
 def _reply(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engines.tensor import encode_bytes
+from engines.tensor import NDArray, encode_bytes
 from frontend.inference import OutputTensor
 
 Buffer = bytes | bytearray | memoryview
@@ -13,8 +13,11 @@ Buffer = bytes | bytearray | memoryview
 def raw_part(output: OutputTensor) -> Buffer:
     """Return an output's wire form: a byte view of its array where that is contiguous, a copy where it is not."""
     array = output.array
-    if array.dtype.hasobject:
-        return encode_bytes(array)
+    return encode_bytes(array) if array.dtype.hasobject else raw_bytes(array)
+
+
+def raw_bytes(array: NDArray) -> Buffer:
+    """Return the bytes of an array of fixed-size elements: a view where it is contiguous, a copy where it is not."""
     if array.size == 0:
         return b""
     if not array.flags.c_contiguous:
