@@ -30,6 +30,7 @@ class AcceptLoop:
 
     def start(self) -> None:
         """Listen. Connections wait in the backlog while none can be accepted."""
+        allow_reuse(self._listener)
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
         self._resume()
@@ -66,3 +67,12 @@ class AcceptLoop:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
         self._retry = loop.call_later(RETRY_S, self._resume)
+
+
+def allow_reuse(listener: socket.socket) -> None:
+    """Let the port be taken again although connections of it linger after their end; while it listens it stays refused.
+
+    Connections inherit this. It comes with listening and not with binding: two sockets that are merely bound would not
+    notice each other.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from frontend.node.accept_loop import AcceptLoop
+from frontend.node.accept_loop import AcceptLoop, allow_reuse
 
 log = logging.getLogger("node")
 
@@ -67,6 +67,7 @@ class Acceptor:
         self._door = AcceptLoop(door, self._on_door)
         self._door.start()
         for listener in self._listeners.values():
+            allow_reuse(listener)
             listener.setblocking(False)
             listener.listen(BACKLOG)
 

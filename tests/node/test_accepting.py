@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from frontend.adoption import Adoption
+from frontend.node import ports
+from frontend.node.accept_loop import AcceptLoop
 from frontend.node.acceptor import ACCEPT_SOCKET, HTTP_TAG, Acceptor
 
 
@@ -170,3 +172,32 @@ def test_a_frontend_that_dies_gets_no_more(tmp_path: Path) -> None:
             await alive.adoption.stop()
 
     run(case)
+
+
+@pytest.mark.parametrize("listens", ["acceptor", "accept_loop"])
+def test_a_port_is_free_again_although_its_last_connections_linger(listens: str, tmp_path: Path) -> None:
+    async def serve_once() -> int:
+        reserved = ports.reserve("127.0.0.1", 0, "http_port")
+        port = int(reserved.getsockname()[1])
+        taken: asyncio.Queue[socket.socket] = asyncio.Queue()
+        if listens == "acceptor":
+            acceptor = Acceptor({HTTP_TAG: reserved}, str(tmp_path / ACCEPT_SOCKET))
+            await acceptor.start()
+            adoption = Adoption(str(tmp_path / ACCEPT_SOCKET), {HTTP_TAG: taken.put_nowait})
+            adoption.start()
+        else:
+            accepting = AcceptLoop(reserved, taken.put_nowait)
+            accepting.start()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            # Who closes first keeps the port in TIME_WAIT for a minute; a drain closes first.
+            (await asyncio.wait_for(taken.get(), 20)).close()
+            assert client.recv(1) == b""
+        if listens == "acceptor":
+            acceptor.close()
+            await adoption.stop()
+        else:
+            accepting.close()
+        return port
+
+    port = asyncio.run(serve_once())
+    ports.reserve("127.0.0.1", port, "http_port").close()
