@@ -75,10 +75,10 @@ class Connection:
         self._socket.close()
 
 
-def head_of(document: dict[str, object], binary_bytes: int) -> bytes:
+def head_of(document: dict[str, object], binary_bytes: int, model: str = "identity") -> bytes:
     """Return request line, fields and JSON of an inference."""
     text = json.dumps(document).encode()
-    fields = f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text) + binary_bytes}\r\n"
+    fields = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text) + binary_bytes}\r\n"
     return (fields + f"Inference-Header-Content-Length: {len(text)}\r\n\r\n").encode() + text
 
 

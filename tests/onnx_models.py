@@ -283,6 +283,17 @@ def total(directory: Path, columns: int = 4) -> Path:
     )
 
 
+def row_sum(directory: Path, columns: int = 4) -> Path:
+    """``OUTPUT`` f32 [n, 1], the sum over each row of ``INPUT``: much in, little out."""
+    return write(
+        directory,
+        [helper.make_node("ReduceSum", ["INPUT", "axes"], ["OUTPUT"])],
+        [value("INPUT", "f32", ["n", columns])],
+        [value("OUTPUT", "f32", ["n", 1])],
+        [constant("axes", np.array([1], np.int64))],
+    )
+
+
 def poison(directory: Path, columns: int = 4) -> Path:
     """``OUTPUT = INPUT``, f32 [n, columns]; the runtime fails if any element of column 0 equals ``POISON``.
 

@@ -20,8 +20,9 @@ from frontend.kserve.http_options import take_options
 from frontend.kserve.http_paths import Place
 from frontend.serving import Receiving, Serving
 
-DIRECT_BYTES: Final = 64 * 1024
-"""Bodies from this size on are received so."""
+DIRECT_BYTES: Final = 256 * 1024
+"""Bodies from this size on are received so. Frontend's time from first byte to submission, against collecting: x1.2 at
+128 KiB, x0.6 at 256 KiB, where a buffer's pages come from the kernel, x0.5 at 3 MiB, x0.3 at 16 MiB."""
 MAX_JSON_BYTES: Final = 64 * 1024
 """Longest JSON in front of tensors received so; real ones have a few hundred bytes."""
 
