@@ -48,6 +48,7 @@ log = logging.getLogger("batches")
 OPEN_RETRY_S: Final = 2.0
 WORKER_KNOWN_S: Final = 10.0
 """How long the first look at batches waits for the worker to tell its models."""
+EXIT_BROKEN: Final = 1
 PASSIVE: Final = "another process runs the batches of this store"
 
 
@@ -92,7 +93,12 @@ class BatchesProcess:
                     await asyncio.wait((work, stop, gone), return_when=asyncio.FIRST_COMPLETED)
                     if work.done():
                         work.result()
-                        await asyncio.wait((stop, gone), return_when=asyncio.FIRST_COMPLETED)
+                        assert self._runner is not None
+                        broken = loop.create_task(self._runner.broken.wait())
+                        await asyncio.wait((stop, gone, broken), return_when=asyncio.FIRST_COMPLETED)
+                        if broken.done():
+                            return EXIT_BROKEN
+                        broken.cancel()
                 finally:
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)

@@ -248,9 +248,10 @@ class Node:
                 async with asyncio.timeout(wait_s):
                     for member in members:
                         await member.ended.wait()
-            cut = [member.name for member in members if not member.ended.is_set()]
+            cut = [member for member in members if not member.ended.is_set()]
             if cut:
-                log.error("node.drain_cut role=%s names=%s after_s=%.0f", ",".join(roles), ",".join(cut), wait_s)
+                names, of_roles = ",".join(m.name for m in cut), ",".join(sorted({m.role for m in cut}))
+                log.error("node.drain_cut role=%s names=%s after_s=%.0f", of_roles, names, wait_s)
                 return False
         _, late = await asyncio.wait(lives, timeout=KILL_WAIT_S)
         return not late

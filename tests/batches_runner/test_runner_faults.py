@@ -452,7 +452,7 @@ def test_bf_18_a_runner_that_lost_its_lease_changes_nothing(runners: RunnerWorld
         quick = StubExecutor()
         await runners.cap("R", 2)
         batch = await runners.batch(6)
-        async with runners.running(slow, runner_id="first", times=replace(QUICK, renew_s=3600)) as first:
+        async with runners.running(slow, runner_id="first", times=replace(QUICK, renew_s=3600, tick_s=3600)) as first:
             await slow.until(2)
             if runners.store.kind == "sqlite":
                 # As if the first process had been stopped for longer than its leases.

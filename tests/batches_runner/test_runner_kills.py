@@ -32,7 +32,7 @@ from stub_upstream import Say, Seen, StubUpstream, completion
 pytestmark = pytest.mark.process
 
 LINES = 500
-END_S = 90.0
+END_S = 30.0
 SEEDS = range(200)
 SAMPLE = range(3)
 LEASE_S = 1.0
@@ -142,7 +142,7 @@ def tormented(
     try:
         for _ in range(rng.randrange(1, 5)):
             reached = len(upstream.calls) + rng.randrange(0, 150)
-            upstream_wait(upstream, min(reached, LINES - 20))
+            upstream_wait(upstream, min(reached, LINES - 20), log)
             runners.world.run(asyncio.sleep(rng.random() * 0.05))
             kind = rng.choice(["runner", "runner", "connections", "server"]) if server else "runner"
             if kind == "connections":
@@ -163,9 +163,11 @@ def tormented(
         runner.kill()
 
 
-def upstream_wait(upstream: StubUpstream, calls: int) -> None:
-    """Wait for calls; a batch that has stalled by chance of an outage is left to ``judge``."""
-    upstream.wait(lambda stub: len(stub.calls) >= calls, END_S)
+def upstream_wait(upstream: StubUpstream, calls: int, log: Path) -> None:
+    try:
+        upstream.wait(lambda stub: len(stub.calls) >= calls, END_S)
+    except AssertionError as error:
+        raise AssertionError(f"the batch stalled: {error}; the runner's log:\n{log.read_text()[-6000:]}") from None
 
 
 @pytest.mark.parametrize("seed", SAMPLE)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from engines.errors import ServingError
 from frontend.batches.runner import wishes
 from frontend.batches.runner.figures import Figures
 from frontend.batches.runner.gates import Gate
@@ -134,28 +133,33 @@ class Dispatcher:
             await self._lines.close()
 
     async def _turn(self, ends: Sequence[FinishLine], groups: Sequence[ClaimGroup]) -> TurnResult:
-        async def turn(ends: Sequence[FinishLine], groups: Sequence[ClaimGroup]) -> TurnResult:
-            return await self._persistence.insist(lambda: self._store.runner.turn(self._runner_id, ends, groups))
-
-        try:
-            return await turn(ends, groups)
-        except (ServingError, AssertionError) as error:
-            # One thing the store will not have must not hold up the rest: each alone, and nothing new this time.
-            log.exception("batches.turn_refused error=%s", type(error).__name__)
-        finished: list[bool] = []
-        for end in ends:
+        """Have the store do a turn, whatever it takes: an end that is dropped, or a claim whose answer is not heard,
+        would be a line that runs for ever."""
+        finished: Sequence[bool] | None = None
+        wait_s = self._times.outage_first_s
+        while True:
             try:
-                finished += (await turn([end], ())).finished
-            except (ServingError, AssertionError):
-                log.error("batch.end_refused batch=%s line=%d", end.batch_id, end.line_no)
-                plain = FinishLine(
-                    end.batch_id, end.line_no, end.execution_id, "failed", None, "internal_error", None
-                )  # fmt: skip
-                finished += (await turn([plain], ())).finished
-        waits = tuple(
-            tuple(tuple(ClaimResult.WAIT for _ in batch.lines) for batch in group.batches) for group in groups
-        )
-        return TurnResult(tuple(finished), waits)
+                result = await self._ask_store(ends if finished is None else (), groups)
+                return result if finished is None else TurnResult(tuple(finished), result.claimed)
+            except Exception:
+                log.exception("batches.turn_refused ends=%d groups=%d", len(ends), len(groups))
+            if finished is None and ends:
+                # One thing the store will not have must not hold up the rest.
+                finished = [await self._end_alone(end) for end in ends]
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self._times.outage_longest_s)
+
+    async def _ask_store(self, ends: Sequence[FinishLine], groups: Sequence[ClaimGroup]) -> TurnResult:
+        return await self._persistence.insist(lambda: self._store.runner.turn(self._runner_id, ends, groups))
+
+    async def _end_alone(self, end: FinishLine) -> bool:
+        plain = FinishLine(end.batch_id, end.line_no, end.execution_id, "failed", None, "internal_error", None)
+        for one in (end, plain):
+            try:
+                return (await self._ask_store((one,), ())).finished[0]
+            except Exception:
+                log.exception("batch.end_refused batch=%s line=%d", end.batch_id, end.line_no)
+        return False
 
     def _take_ended(self) -> list[End]:
         ends: list[End] = []

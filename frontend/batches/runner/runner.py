@@ -52,6 +52,10 @@ BLOCK_LOOK_S: Final = 0.01
 class BatchRunner:
     """A runner between ``start`` and ``close``.
 
+    Attributes:
+        passive: another process has the right to run batches.
+        broken: set if the runner cannot go on, which only a mistake in it can do; end the process then.
+
     Args:
         is_local: whether a route is our own worker.
         gates: further conditions for starting a line, in order.
@@ -80,6 +84,7 @@ class BatchRunner:
         self.runner_id = runner_id or "runner-" + secrets.token_hex(8)
         self.figures = Figures(provider_of)
         self.passive = True
+        self.broken = asyncio.Event()
         self._times = times or Timings(lease_s=batches.lease_seconds, renew_s=batches.lease_renew_seconds)
         self._store = store
         self._limits = limits or StoredLimits(store, batches.workers)
@@ -108,6 +113,7 @@ class BatchRunner:
         self._batches: dict[asyncio.Task[None], Lease] = {}
         self._draining = False
         self._knows_limits = False
+        self._acquired_ns = 0
         self._handed_back: dict[str, int] = {}
 
     @property
@@ -128,7 +134,9 @@ class BatchRunner:
             self._every(PUBLISH_LOOK_S, self._publish),
             self._watch_loop(),
         ):
-            self._loops.append(loop.create_task(work))
+            task = loop.create_task(work)
+            task.add_done_callback(self._on_loop_end)
+            self._loops.append(task)
 
     async def drain(self, timeout_s: float) -> bool:
         """Start nothing more, let running lines end, give every lease back; False if lines had to be left."""
@@ -154,6 +162,11 @@ class BatchRunner:
 
     # Loops
 
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            log.critical("batches.broke", exc_info=task.exception())
+            self.broken.set()
+
     async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
         """Do ``work`` again and again; whatever goes wrong is logged and tried again."""
         while True:
@@ -168,7 +181,10 @@ class BatchRunner:
             await asyncio.sleep(interval_s)
 
     async def _tick(self) -> None:
-        if self._draining or (self.passive and not await self._acquire()):
+        if self._draining:
+            return
+        overdue = self._clock_ns() - self._acquired_ns > ns(self._times.lease_s)
+        if (self.passive or overdue) and not await self._acquire():
             return
         if not self._knows_limits:
             # Before the first claim: what operators have set must hold from the first line on.
@@ -185,7 +201,10 @@ class BatchRunner:
 
     async def _acquire(self) -> bool:
         """Take or keep the right to run batches; note when it comes or goes."""
+        asked_ns = self._clock_ns()
         acquired = await self._store.runner.acquire(self.runner_id, self._leases.lease_us)
+        if acquired:
+            self._acquired_ns = asked_ns
         if acquired == self.passive:
             log.info("batches.%s runner=%s", "active" if acquired else "passive", self.runner_id)
             self.passive = not acquired

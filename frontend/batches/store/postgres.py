@@ -55,10 +55,14 @@ LOCK_SQL: Final = (
 )
 MIGRATION_LOCK: Final = "ringserve migrate"
 
+IDLE_IN_TRANSACTION_MS: Final = "5000"
+
 _VALUE = re.compile(r"(NOT )?IN :(\w+)\[(text|bigint)\]|(?<![:\w]):(\w+)")
 _BROKEN = (
     asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError, OSError,
+    # What asyncpg says when a connection that broke in the middle of a statement is given back to the pool.
+    asyncpg.InternalClientError,
 )  # fmt: skip
 _BEATEN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -126,7 +130,12 @@ class PostgresDatabase:
                 max_size=POOL_CONNECTIONS,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=COMMAND_TIMEOUT_S,
-                server_settings={"application_name": "ringserve"},
+                server_settings={
+                    "application_name": "ringserve",
+                    # A process that is stopped or unreachable within a transaction must not keep its locks: nobody
+                    # could take its batches over.
+                    "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_MS,
+                },
             )
             async with self._connection():
                 pass
