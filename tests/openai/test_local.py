@@ -165,6 +165,8 @@ def test_errors_of_a_real_node(node: Node, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="text-embedding", messages=[])
     assert caught.value.code == "unsupported_endpoint"
+    # A call of its own: tests run in any order, and the figures below are to show one.
+    assert client.embeddings.create(model="text-embedding", input="a").data
     port = node.ports["http_port"]
     assert client.files.list().data == []
     with httpx2.Client(trust_env=False) as plain:
