@@ -1,7 +1,8 @@
 """The HTTP server of a frontend: an own asyncio protocol on llhttp.
 
-Why not a framework: the thin protocol answers about twice the requests of the fastest ASGI server per core, and the
-inference path needs no task, no middleware and no copy that it did not ask for.
+Why not a framework: the inference path needs no task, no middleware and no copy that it did not ask for. Measured
+against uvicorn with a bare ASGI echo: 1.6 times less processor time per small request (1.2 to 1.8 over five
+alternations on a busy machine), about four times less for a body of 3 MiB.
 """
 
 from __future__ import annotations
