@@ -11,6 +11,7 @@ from frontend.batches.http_routes import FilesAndBatches, mount
 from frontend.batches.jobs import Jobs
 from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
+from frontend.batches.runner.expiry import ExpirySweeper
 from frontend.batches.store.protocol import Store
 from frontend.batches.sweeper import Sweeper
 from frontend.batches.validation import InputCheck
@@ -32,6 +33,7 @@ class BatchesService:
         self._check = InputCheck(self.objects)
         self._models = PlannedModels(executor)
         self.sweeper = Sweeper(store, self.objects)
+        self.expiry = ExpirySweeper(store, self.objects, settings.files.batch_retention_days)
         files = Files(store, self.objects, settings.files)
         jobs = Jobs(store, self.objects, self._check, self._models, settings.batches)
         self._app = FilesAndBatches(authenticator, files, jobs)
@@ -49,10 +51,12 @@ class BatchesService:
         except ServingError as error:
             log.error("files.storage_not_ready %s", error)
         await self.sweeper.start()
+        await self.expiry.start()
 
     async def close(self) -> None:
         """Give up what is under way; idempotent."""
         await self._app.close()
+        await self.expiry.close()
         await self.sweeper.close()
         await self._check.close()
         await self.objects.close()
