@@ -183,7 +183,7 @@ class _Reading:
         workers = self._workers(document)
         pins = self._pins(document, workers)
         self._unknown_variables()
-        self._cross_checks(values, top["frontends"], workers)
+        self._cross_checks(values, top["frontends"] + gateway.runs_batches, workers)
         if self.mistakes:
             return None
         if values["global.model_control_mode"] == "dynamic":
@@ -369,11 +369,11 @@ class _Reading:
                 hint = f"; did you mean {near[0]}?" if near else "; 'ringserve config' lists the known ones"
                 self._mistake(name, f"unknown environment variable{hint}")
 
-    def _cross_checks(self, values: Mapping[str, Any], frontends: int, workers: tuple[str, ...]) -> None:
-        """Compare settings that are each right alone."""
+    def _cross_checks(self, values: Mapping[str, Any], channels: int, workers: tuple[str, ...]) -> None:
+        """Compare settings that are each right alone; ``channels`` are frontends and the batch runner."""
         limit = values["global.channel.max_channels"]
-        if frontends > limit:
-            self._mistake("frontends", f"{frontends} is above global.channel.max_channels ({limit})")
+        if channels > limit:
+            self._mistake("frontends", f"{channels} is above global.channel.max_channels ({limit})")
         taken: dict[int, str] = {}
         for key in ("http_port", "grpc_port", "metrics_port"):
             path = f"global.endpoints.{key}"

@@ -101,3 +101,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: Annotated[tuple[GatewayModel, ...], Meta(max_length=1024)] = ()
     files: FileSettings = FileSettings()
     batches: BatchSettings = BatchSettings()
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether a node starts a batch runner."""
+        return self.enabled and self.batches.enabled and self.batches.workers > 0

@@ -204,7 +204,7 @@ class BatchesProcess:
         """Tell the node what this process is, when that has changed."""
         if self._draining:
             state, detail = State.DRAINING, ""
-        elif self._runner is None:
+        elif self._runner is None or not self._runner.asked:
             state, detail = State.STARTING, self._why
         elif self._runner.passive:
             state, detail = State.DEGRADED, PASSIVE

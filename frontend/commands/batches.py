@@ -19,7 +19,7 @@ def run_batches(arguments: argparse.Namespace) -> int:
     if loaded is None:
         return EXIT_USAGE
     settings = loaded.settings
-    if not settings.gateway.enabled or not settings.gateway.batches.enabled or settings.gateway.batches.workers == 0:
+    if not settings.gateway.runs_batches:
         print("ringserve: the gateway's batches are switched off in these settings", file=sys.stderr)
         return EXIT_USAGE
     sockets = tuple(os.path.join(settings.run_dir, f"{name}.sock") for name in settings.workers)

@@ -13,7 +13,7 @@ class Condition:
     """One process as the node sees it.
 
     Attributes:
-        role: ``worker`` or ``frontend``.
+        role: ``worker``, ``frontend``, or ``batches``, without which a node answers requests all the same.
         state: what it says of itself; None while it does not run.
         detail: why it is not READY, as far as it says so.
         stalled: why it does not serve whatever it says; empty if it does.

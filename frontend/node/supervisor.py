@@ -167,8 +167,7 @@ class Node:
             name = f"frontend{index}"
             of_frontend = partial(self._frontend_settings, name)
             keepers.append(Keeper("frontend", name, of_frontend, timeout_ns, self._command, self._fleet, self._output))
-        gateway = settings.gateway
-        if gateway.enabled and gateway.batches.enabled and gateway.batches.workers:
+        if settings.gateway.runs_batches:
             of_batches = self._batches_settings
             keepers.append(
                 Keeper("batches", "batches0", of_batches, timeout_ns, self._command, self._fleet, self._output)
@@ -359,7 +358,7 @@ class Node:
     async def _on_join(self, sock: socket.socket, pid: int) -> bool:
         loop = asyncio.get_running_loop()
         limit = self._settings.channel.max_channels
-        frontends = sum(member.role == "frontend" for member in self._fleet.members.values())
+        frontends = sum(member.role in ("frontend", "batches") for member in self._fleet.members.values())
         refused = ""
         if self._draining:
             refused = "the node is draining"

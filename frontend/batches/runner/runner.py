@@ -53,7 +53,7 @@ class BatchRunner:
     """A runner between ``start`` and ``close``.
 
     Attributes:
-        passive: another process has the right to run batches.
+        passive: another process has the right to run batches, once ``asked`` for it.
         broken: set if the runner cannot go on, which only a mistake in it can do; end the process then.
 
     Args:
@@ -84,6 +84,7 @@ class BatchRunner:
         self.runner_id = runner_id or "runner-" + secrets.token_hex(8)
         self.figures = Figures(provider_of)
         self.passive = True
+        self.asked = False
         self.broken = asyncio.Event()
         self._times = times or Timings(lease_s=batches.lease_seconds, renew_s=batches.lease_renew_seconds)
         self._store = store
@@ -205,7 +206,8 @@ class BatchRunner:
         acquired = await self._store.runner.acquire(self.runner_id, self._leases.lease_us)
         if acquired:
             self._acquired_ns = asked_ns
-        if acquired == self.passive:
+        first, self.asked = not self.asked, True
+        if acquired == self.passive or first:
             log.info("batches.%s runner=%s", "active" if acquired else "passive", self.runner_id)
             self.passive = not acquired
             if not acquired:
