@@ -72,16 +72,19 @@ class PostgresServer:
         return (self._directory / "log").read_text(errors="replace")
 
     def _run(self, program: str, *arguments: str) -> str:
+        command = [str(self._binaries / program), *arguments]
+        if self._user is not None:
+            # Not subprocess's user=: that forks in full instead of vfork, and a process that has used gRPC crashes in
+            # its library's fork handlers.
+            group = pwd.getpwnam(self._user).pw_gid
+            command = ["setpriv", f"--reuid={self._user}", f"--regid={group}", "--clear-groups", *command]
         done = subprocess.run(
-            [str(self._binaries / program), *arguments],
+            command,
             # The server inherits them: a pipe would stay open until it ends.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if program == "pg_ctl" else subprocess.PIPE,
             stderr=subprocess.DEVNULL if program == "pg_ctl" else subprocess.STDOUT,
             cwd=self._directory,
-            user=self._user,
-            group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
-            extra_groups=None if self._user is None else [],
             timeout=120,
             text=True,
         )
