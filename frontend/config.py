@@ -128,6 +128,7 @@ def load(
     auto_frontends: Callable[[], int],
     *,
     need_models: bool,
+    need_upstream_keys: bool = True,
 ) -> Loaded:
     """Return the effective settings.
 
@@ -135,11 +136,12 @@ def load(
         flags: command-line values by path, such as ``global.endpoints.http_port`` or ``model_repo``.
         auto_frontends: gives the number for ``frontends: auto``.
         need_models: whether a model repository that does not exist is a mistake.
+        need_upstream_keys: whether a variable that should hold an upstream's key has to be set.
 
     Raises:
         ConfigError: with every mistake there is.
     """
-    reading = _Reading(environ, flags, auto_frontends, str(node_file) if node_file else "", need_models)
+    reading = _Reading(environ, flags, auto_frontends, str(node_file or ""), need_models, need_upstream_keys)
     document: dict[str, Any] = {}
     if node_file is not None:
         from frontend.node_file import NodeFileError, read_node_file
@@ -163,6 +165,7 @@ class _Reading:
     auto_frontends: Callable[[], int]
     file_name: str
     need_models: bool
+    need_upstream_keys: bool
     sources: dict[str, str] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -320,7 +323,7 @@ class _Reading:
         reading = GatewayReading(
             self.environ, {path: flag.text for path, flag in self.flags.items()}, self.file_name,
             os.path.join(run_dir, "gateway"), values["global.endpoints.max_request_bytes"],
-            self.sources, self.mistakes, self.notices,
+            self.need_upstream_keys, self.sources, self.mistakes, self.notices,
         )  # fmt: skip
         return reading.read(document.get("gateway"))
 

@@ -56,6 +56,7 @@ class GatewayReading:
         flags: command-line texts by path.
         default_state_dir: for ``state_dir`` if nothing is given.
         max_request_bytes: of the server that carries live requests.
+        need_upstream_keys: whether variables that should hold upstreams' keys have to be set.
     """
 
     environ: Mapping[str, str]
@@ -63,6 +64,7 @@ class GatewayReading:
     file_name: str
     default_state_dir: str
     max_request_bytes: int
+    need_upstream_keys: bool = True
     sources: dict[str, str] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -224,7 +226,7 @@ class GatewayReading:
                 if getattr(route, key):
                     self._mistake(f"{path}.{key}", "a local route has none")
             return
-        self._check_variable(route.api_key_env, f"{path}.api_key_env")
+        self._check_variable(route.api_key_env, f"{path}.api_key_env", needed=self.need_upstream_keys)
         try:
             endpoint = endpoint_of(route, development=development)
         except NotApproved as error:
@@ -237,13 +239,13 @@ class GatewayReading:
                 f"{endpoint.host}:{endpoint.port} has another scheme or other addresses in another route",
             )
 
-    def _check_variable(self, name: str, path: str) -> None:
+    def _check_variable(self, name: str, path: str, *, needed: bool = True) -> None:
         if not name:
             return
         if not _VARIABLE_NAME.fullmatch(name):
             # Not shown: whoever mistook this for the place of the secret itself must not find it in a log.
             self._mistake(path, "expected the name of an environment variable")
-        elif not self.environ.get(name):
+        elif needed and not self.environ.get(name):
             self._mistake(path, f"the environment variable {name} is not set")
 
     def _unique(self, seen: dict[str, str], name: str, path: str) -> None:

@@ -19,14 +19,19 @@ from frontend.node.cpus import auto_frontends_here
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*@")
 
 
-def load_settings(arguments: argparse.Namespace, *, need_models: bool) -> Loaded | None:
+def load_settings(
+    arguments: argparse.Namespace, *, need_models: bool, need_upstream_keys: bool = True
+) -> Loaded | None:
     """Return what command line, environment and node file give; None after telling every mistake."""
     given = vars(arguments)
     known = {flag: path for flag, (path, *_) in [*FLAGS.items(), *SWITCHES.items()]}
     flags = {path: Flag(flag, given[path]) for flag, path in known.items() if given[path] is not None}
     node_file = Path(arguments.node) if arguments.node else None
     try:
-        return load(node_file, os.environ, flags, auto_frontends_here, need_models=need_models)
+        return load(
+            node_file, os.environ, flags, auto_frontends_here,
+            need_models=need_models, need_upstream_keys=need_upstream_keys,
+        )  # fmt: skip
     except ConfigError as error:
         for mistake in error.mistakes:
             print(f"ringserve: {mistake}", file=sys.stderr)

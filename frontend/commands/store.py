@@ -152,5 +152,6 @@ def _time(us: int) -> str:
 
 
 def _gateway(arguments: argparse.Namespace) -> GatewaySettings | None:
-    loaded = load_settings(arguments, need_models=False)
+    # A leaked key must be revocable from a shell that has none of the upstreams' secrets.
+    loaded = load_settings(arguments, need_models=False, need_upstream_keys=False)
     return None if loaded is None else loaded.settings.gateway

@@ -105,3 +105,18 @@ def test_keys_ask_for_a_migration_first(postgres_url: str, tmp_path: Path, capsy
     assert "run 'ringserve migrate'" in capsys.readouterr().err
     with world_of("postgresql", postgres_url):
         assert main(["keys", "list", "--node", str(file)]) == 0
+
+
+def test_a_shell_without_the_upstreams_keys_can_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    route = {"id": "r", "kind": "openai_compatible", "endpoint": "https://example.com/v1", "addresses": ["1.1.1.1"]}
+    models = [{"name": "m", "routes": [route | {"api_key_env": "NO_SUCH_UPSTREAM_KEY"}]}]
+    file = tmp_path / "node.yaml"
+    file.write_text(json.dumps({"run_dir": str(tmp_path), "gateway": {"enabled": True, "models": models}}))
+    node = ["--node", str(file)]
+    assert main(["migrate", *node]) == 0
+    assert main(["keys", "create", "--workspace", "acme", *node, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main(["keys", "revoke", made["id"], *node]) == 0
+    # What runs lines needs them all the same.
+    assert main(["batches", *node]) == 2
+    assert "NO_SUCH_UPSTREAM_KEY is not set" in capsys.readouterr().err
