@@ -57,6 +57,7 @@ class Acceptor:
         self._takers: list[Taker] = []
         self._waiting = False
         self._told = False
+        self._held: tuple[bytes, socket.socket] | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -76,6 +77,8 @@ class Acceptor:
         if self._closed:
             return
         self._closed = True
+        if self._held is not None:
+            self._held[1].close()
         loop = asyncio.get_running_loop()
         for listener in self._listeners.values():
             loop.remove_reader(listener)
@@ -89,6 +92,11 @@ class Acceptor:
     def open(self) -> list[int]:
         """Connections each frontend has, in the order they came."""
         return [taker.open for taker in self._takers]
+
+    @property
+    def holds(self) -> bool:
+        """Whether an accepted connection waits for a frontend that can take it."""
+        return self._held is not None
 
     def _on_door(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -117,6 +125,13 @@ class Acceptor:
     def _resume(self) -> None:
         loop = asyncio.get_running_loop()
         self._waiting = False
+        if self._held is not None:
+            tag, connection = self._held
+            if not self._hand_over(tag, connection):
+                self._pause(retry=True)
+                return
+            self._held = None
+            connection.close()
         for tag, listener in self._listeners.items():
             loop.add_reader(listener, self._on_connections, tag, listener)
 
@@ -130,9 +145,11 @@ class Acceptor:
             loop.call_later(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
-        if self._waiting and not self._closed and self._takers:
-            self._resume()
+        if not self._waiting:
+            return
         self._waiting = False
+        if not self._closed and self._takers:
+            self._resume()
 
     def _on_connections(self, tag: bytes, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
@@ -151,10 +168,12 @@ class Acceptor:
                 self._pause(retry=True)
                 return
             self._told = False
-            with connection:
-                if not self._hand_over(tag, connection):
-                    self._pause(retry=True)
-                    return
+            if not self._hand_over(tag, connection):
+                # Every frontend's buffer is full: kept until one has read, since it cannot go back to the backlog.
+                self._held = (tag, connection)
+                self._pause(retry=True)
+                return
+            connection.close()
 
     def _hand_over(self, tag: bytes, connection: socket.socket) -> bool:
         for taker in sorted(self._takers, key=_open):

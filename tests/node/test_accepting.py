@@ -201,3 +201,32 @@ def test_a_port_is_free_again_although_its_last_connections_linger(listens: str,
 
     port = asyncio.run(serve_once())
     ports.reserve("127.0.0.1", port, "http_port").close()
+
+
+def test_a_connection_waits_while_every_frontend_is_behind(tmp_path: Path) -> None:
+    """A frontend that does not read fills its buffer; what was accepted then is kept, not closed."""
+
+    async def case() -> None:
+        async with accepting(tmp_path) as (acceptor, port, path):
+            stopped = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stopped.connect(str(path))
+            await until(lambda: len(acceptor.open) == 1)
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(700)]
+            await until(lambda: acceptor.holds)
+            alive = Frontend(path, b"A")
+            alive.adoption.start()
+            stopped.close()
+            # Those given to the one that ended are lost with it; the one that was held, and the backlog, are served.
+            served = sum([await said(reader) for reader, _ in opened])
+            assert served == len(alive.sockets) > 0
+            for _, writer in opened:
+                writer.close()
+            await alive.adoption.stop()
+
+    async def said(reader: asyncio.StreamReader) -> bool:
+        try:
+            return await reader.read(1) == b"A"
+        except OSError:
+            return False
+
+    run(case)
