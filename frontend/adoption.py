@@ -22,6 +22,36 @@ _BURST = 64
 Adopt = Callable[[socket.socket], None]
 
 
+class Newcomers:
+    """Accepted connections on their way to a server's protocol, on the server's event loop.
+
+    Args:
+        protocol: makes the protocol of one connection.
+        lost: called for a connection whose client left before it was served.
+    """
+
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], lost: Callable[[], None]) -> None:
+        self._protocol = protocol
+        self._lost = lost
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection; the socket is the protocol's from here on."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.get_running_loop().create_task(self._serve(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+        except OSError as error:
+            log.debug("adoption.client_left error=%s", error)
+            sock.close()
+            self._lost()
+
+
 class Adoption:
     """Connected to the node's acceptor; ``adopt`` by tag gets each accepted socket, which it then owns."""
 

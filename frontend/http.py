@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 
+from frontend.adoption import Newcomers
 from frontend.httpd.exchange import Application
 from frontend.httpd.hangup import HangupWatch
 from frontend.httpd.protocol import Connection
@@ -54,7 +55,7 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._counters = Counters()
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._newcomers: Newcomers | None = None
         self._tick_seconds = min(
             MAX_TICK_SECONDS,
             limits.idle_timeout_seconds / 4,
@@ -89,6 +90,7 @@ class HttpServer:
             counters=self._counters,
             closed=closed,
         )
+        self._newcomers = Newcomers(lambda: Connection(state), closed)
         self._schedule()
         if not listen:
             return self._port
@@ -99,24 +101,10 @@ class HttpServer:
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve a connection that somebody else accepted; the socket is this server's from here on."""
-        state = self._state
-        if state is None:
+        if self._newcomers is None:
             sock.close()
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = asyncio.get_running_loop().create_task(self._adopt(state, sock))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
-
-    async def _adopt(self, state: ServerState, sock: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(state), sock)
-        except OSError as error:
-            # The client left before it was served.
-            log.debug("http.adopt_failed error=%s", error)
-            sock.close()
-            state.closed()
+        else:
+            self._newcomers.adopt(sock)
 
     def tick(self) -> None:
         """Renew the date and end what takes too long; called by a timer, and by tests that move the clock."""
@@ -151,7 +139,7 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop at once: what is in flight is dropped. Idempotent."""
-        state, self._state = self._state, None
+        state, self._state, self._newcomers = self._state, None, None
         if state is None:
             return
         assert self._empty is not None

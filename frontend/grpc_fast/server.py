@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from frontend.adoption import Newcomers
 from frontend.grpc_fast.service import Service
 from frontend.http2.limits import Limits, limits_of
 from frontend.http2.protocol import Http2Protocol, ServerState
@@ -59,7 +60,7 @@ class FastGrpcServer:
         self._state: ServerState | None = None
         self._service: Service | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._newcomers: Newcomers | None = None
         self._tick_seconds = min(
             MAX_TICK_SECONDS,
             limits.idle_timeout_seconds / 4,
@@ -99,6 +100,7 @@ class FastGrpcServer:
         self._state = state = ServerState(
             self._service, self._http2_limits, self._limits.max_connections, self._clock, self._emptied.set, closed
         )
+        self._newcomers = Newcomers(lambda: Http2Protocol(state), closed)
         port = self._port
         if listen:
             try:
@@ -113,24 +115,10 @@ class FastGrpcServer:
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve a connection that somebody else accepted; the socket is this server's from here on."""
-        state = self._state
-        if state is None:
+        if self._newcomers is None:
             sock.close()
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = asyncio.get_running_loop().create_task(self._adopt(state, sock))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
-
-    async def _adopt(self, state: ServerState, sock: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: Http2Protocol(state), sock)
-        except OSError as error:
-            # The client left before it was served.
-            log.debug("grpc.adopt_failed error=%s", error)
-            sock.close()
-            state.closed()
+        else:
+            self._newcomers.adopt(sock)
 
     def tick(self) -> None:
         """End what takes too long; called by a timer, and by tests that move the clock."""
@@ -166,7 +154,7 @@ class FastGrpcServer:
     async def close(self) -> None:
         """Stop at once; RPCs under way are withdrawn."""
         self._draining.set()
-        state, self._state = self._state, None
+        state, self._state, self._newcomers = self._state, None, None
         if state is None:
             return
         self._stop_listening()
