@@ -74,7 +74,7 @@ async def fill(store: Store, objects: LocalObjects, lines: int, line_bytes: int)
                 '{"custom_id":"request-%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m",'
                 '"messages":[{"role":"user","content":"%s"}]}}' % (number, text)
             ).encode()
-            index.add(len(line), "m")
+            index.add(line, "m")
             chunk.append(line)
         await writer.write(b"\n".join(chunk) + b"\n")
     await writer.write(index.finish())

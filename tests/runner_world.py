@@ -170,7 +170,7 @@ class RunnerWorld:
         writer = await self.objects.open_writer(object_path(file_id))
         for position, text in enumerate(texts):
             await writer.write(text + b"\n")
-            index.add(len(text), models[position] if models else model)
+            index.add(text, models[position] if models else model)
         await writer.write(index.finish())
         written = await writer.commit()
         await self.store.files.insert(

@@ -204,7 +204,7 @@ class Validator:
         checked = self._check(line)
         if isinstance(checked, Checked):
             if not self.faults:
-                self.index.add(len(line), checked.model)
+                self.index.add(line, checked.model)
                 out.append(line)
             return True
         self._fault(checked)

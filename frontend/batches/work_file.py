@@ -3,12 +3,12 @@
 Format (little-endian)
     lines     every non-blank line of the input, trimmed, each followed by one ``\\n``
     models    UTF-8 JSON array of the lanes' public models, in order of first appearance
-    records   one per line, 16 bytes: offset u64, length u32 (without ``\\n``), lane u32
-    footer    32 bytes: magic ``RSWORK01``, records' offset u64, models' length u64, lines u32, CRC-32 of all from
+    records   one per line, 20 bytes: offset u64, length u32 (without ``\\n``), lane u32, CRC-32 of the line u32
+    footer    32 bytes: magic ``RSWORK02``, records' offset u64, models' length u64, lines u32, CRC-32 of all from
               ``models`` to before the CRC
 
-One object and not two: index and lines cannot be separated by a crash, a sweep or a copy, and the object's checksum
-covers both.
+One object and not two: index and lines cannot be separated by a crash, a sweep or a copy. Lines have checksums of their
+own because they are read one by one: a damaged request must not be sent as if it were the one that was asked for.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from frontend.batches.objects import ObjectCorrupt, Objects
 
-MAGIC: Final = b"RSWORK01"
+MAGIC: Final = b"RSWORK02"
 FOOTER: Final = struct.Struct("<8sQQII")
-RECORD: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("lane", "<u4")])
+RECORD: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("lane", "<u4"), ("crc", "<u4")])
 MAX_INDEX_BYTES: Final = 256 * 1024 * 1024
 READ_AHEAD_BYTES: Final = 1024 * 1024
 """``read_lines`` fetches neighbouring lines together up to this much."""
@@ -50,11 +50,11 @@ class IndexBuilder:
         """Public models so far, in order of first appearance: one lane each."""
         return tuple(self._lanes)
 
-    def add(self, length: int, model: str) -> None:
-        """Note a line of ``length`` bytes, which its newline follows."""
+    def add(self, line: bytes, model: str) -> None:
+        """Note a line, which its newline follows."""
         lane = self._lanes.setdefault(model, len(self._lanes))
-        self._records += struct.pack("<QII", self._end, length, lane)
-        self._end += length + 1
+        self._records += struct.pack("<QIII", self._end, len(line), lane, zlib.crc32(line))
+        self._end += len(line) + 1
 
     def finish(self) -> bytes:
         """Return the bytes to write after the last line."""
@@ -73,7 +73,7 @@ class Lane:
 
 
 class LineIndex:
-    """Where each line of a work file is and which lane it belongs to: 16 bytes a line, nothing of their content."""
+    """Where each line of a work file is and which lane it belongs to: 20 bytes a line, nothing of their content."""
 
     def __init__(self, models: tuple[str, ...], records: npt.NDArray[Any]) -> None:
         self.models = models
@@ -86,6 +86,9 @@ class LineIndex:
         """Return (byte offset, length without newline) of a line, counted from 0."""
         record = self._records[line_no]
         return int(record["offset"]), int(record["length"])
+
+    def is_intact(self, line_no: int, line: bytes) -> bool:
+        return zlib.crc32(line) == int(self._records[line_no]["crc"])
 
     def model(self, line_no: int) -> str:
         return self.models[int(self._records[line_no]["lane"])]
@@ -105,11 +108,16 @@ class WorkFile:
         self.index = index
 
     async def read_line(self, line_no: int) -> bytes:
-        """Return one line without its newline. Raises: ObjectMissing, StorageUnavailable."""
-        return await self._objects.read(self._path, *self.index.span(line_no))
+        """Return one line without its newline. Raises: as ``read_lines``."""
+        return (await self.read_lines([line_no]))[0]
 
     async def read_lines(self, line_nos: Sequence[int]) -> list[bytes]:
-        """Return lines in the order asked; ascending neighbours cost one read together."""
+        """Return lines in the order asked; ascending neighbours cost one read together.
+
+        Raises:
+            ObjectMissing, StorageUnavailable: they cannot be read.
+            ObjectCorrupt: one of them is not what was written.
+        """
         lines: list[bytes] = []
         for group in _groups(self.index, line_nos):
             first = self.index.span(group[0])[0]
@@ -117,7 +125,10 @@ class WorkFile:
             data = memoryview(await self._objects.read(self._path, first, offset + length - first))
             for line_no in group:
                 offset, length = self.index.span(line_no)
-                lines.append(bytes(data[offset - first : offset - first + length]))
+                line = bytes(data[offset - first : offset - first + length])
+                if not self.index.is_intact(line_no, line):
+                    raise _corrupt()
+                lines.append(line)
         return lines
 
 

@@ -25,7 +25,7 @@ def content(lines: list[tuple[bytes, str]]) -> bytes:
     builder = IndexBuilder()
     out = bytearray()
     for line, model in lines:
-        builder.add(len(line), model)
+        builder.add(line, model)
         out += line + b"\n"
     return bytes(out) + builder.finish()
 
@@ -92,3 +92,20 @@ def test_too_short_for_a_work_file(size: int) -> None:
             await open_work_file(objects, PATH, size)
 
     with_object(b"x" * size, use)
+
+
+def test_a_damaged_line_is_refused_and_its_neighbours_are_read() -> None:
+    lines = [(b'{"custom_id": "%d"}' % number, "m") for number in range(3)]
+    written = bytearray(content(lines))
+    written[len(lines[0][0]) + 1 + 16] ^= 1
+
+    async def use(objects: LocalObjects) -> None:
+        work = await open_work_file(objects, PATH, len(written))
+        for asked in ([1], [0, 1, 2]):
+            with pytest.raises(ObjectCorrupt):
+                await work.read_lines(asked)
+        with pytest.raises(ObjectCorrupt):
+            await work.read_line(1)
+        assert await work.read_lines([0, 2]) == [lines[0][0], lines[2][0]]
+
+    with_object(bytes(written), use)

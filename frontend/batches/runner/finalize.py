@@ -165,11 +165,16 @@ async def _succeeded(store: Store, batch_id: str, numbers: Sequence[int]) -> int
 
 
 async def _read(work: WorkFile | None, numbers: Sequence[int]) -> Sequence[bytes | None]:
-    """Return lines of the private copy; None for each if it is gone: they are listed without their ``custom_id``."""
+    """Return lines of the private copy, None for those that are gone: they are listed without their ``custom_id``."""
     if work is not None:
         try:
             return await work.read_lines(numbers)
-        except (ObjectMissing, ObjectCorrupt) as error:
+        except ObjectCorrupt:
+            if len(numbers) > 1:
+                # One by one: the intact ones keep their names.
+                return [(await _read(work, [number]))[0] for number in numbers]
+            log.error("batch.input_lost line_no=%d", numbers[0])
+        except ObjectMissing as error:
             log.error("batch.input_lost error=%s", error)
     return [None] * len(numbers)
 
