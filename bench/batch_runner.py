@@ -38,6 +38,7 @@ from frontend.gateway_settings import BatchSettings, GatewaySettings
 from frontend.openai.calls import GatewayCall, Plan, Sent, UpstreamAnswer
 
 CHUNK_LINES = 256
+LOOK_S = 0.02
 
 
 class InstantUpstream:
@@ -70,10 +71,9 @@ async def fill(store: Store, objects: LocalObjects, lines: int, line_bytes: int)
     for start in range(0, lines, CHUNK_LINES):
         chunk = []
         for number in range(start, min(lines, start + CHUNK_LINES)):
-            line = (
-                '{"custom_id":"request-%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m",'
-                '"messages":[{"role":"user","content":"%s"}]}}' % (number, text)
-            ).encode()
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            value = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            line = json.dumps(value).encode()
             index.add(line, "m")
             chunk.append(line)
         await writer.write(b"\n".join(chunk) + b"\n")
@@ -88,6 +88,12 @@ async def fill(store: Store, objects: LocalObjects, lines: int, line_bytes: int)
         WrittenFile(file_id, written.bytes, written.sha256), 24, 0, lines,
     )  # fmt: skip
     return (await store.batches.create(new, active_limit=10))[0]
+
+
+async def look(store: Store, batch: BatchRow) -> BatchRow:
+    found = await store.batches.get(None, batch.id)
+    assert found is not None
+    return found
 
 
 async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> dict[str, Any]:
@@ -107,8 +113,8 @@ async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> d
     upstream = InstantUpstream(arguments.answer_bytes)
     runner = BatchRunner(settings, store, objects, upstream)
     await runner.start()
-    while (found := await store.batches.get(None, batch.id)) is None or not found.finished:
-        await asyncio.sleep(0.02)
+    while not (found := await look(store, batch)).finished:
+        await asyncio.sleep(LOOK_S)
     took_s = time.perf_counter() - upstream.first_s
     assert (found.request_completed, upstream.calls) == (arguments.lines, arguments.lines), found
     await runner.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from engines.errors import ServingError
 from frontend.app import FrontendApp
+from frontend.batches.runner.gates import Ask, Reason
 from frontend.batches.settings import BatchesSettings
 from frontend.hooked import HookedModels
 from frontend.table import ModelTable
@@ -16,6 +17,17 @@ from worker.channel.client import WorkerChannel
 from worker.channel.messages import ModelEntry
 
 log = logging.getLogger("batches")
+
+
+class WorkerGate:
+    """Starts no line for our own worker while that is away: it would fail without having been sent."""
+
+    def __init__(self, worker: LocalWorker, is_local: Callable[[str], bool]) -> None:
+        self._worker = worker
+        self._is_local = is_local
+
+    def closed(self, ask: Ask) -> Reason | None:
+        return Reason.ROUTE_COOLING if self._is_local(ask.route_id) and not self._worker.attached else None
 
 
 class LocalWorker:
@@ -31,6 +43,11 @@ class LocalWorker:
         self._settings = settings.frontend()
         self._attaching: asyncio.Task[None] | None = None
         self.serving: FrontendApp | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._channel.state == "attached"
 
     @property
     def in_flight(self) -> int:

@@ -19,7 +19,7 @@ from typing import Final
 import uvloop
 
 from engines.errors import ServingError
-from frontend.batches.local_worker import LocalWorker
+from frontend.batches.local_worker import LocalWorker, WorkerGate
 from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.runner.runner import BatchRunner
@@ -136,9 +136,11 @@ class BatchesProcess:
         await gateway.start()
         models = PlannedModels(gateway)
         models.start()
+        gates = [WorkerGate(self._worker, lambda route: self._provider(route) == "local")] if self._worker else []
         runner = BatchRunner(
             gateway_settings, store, objects, gateway,
             models=models, provider_of=self._provider, has_worker=serving is not None, times=self._times,
+            gates=gates,
             on_state=self._report,
         )  # fmt: skip
         stack.push_async_callback(runner.close)

@@ -174,6 +174,33 @@ def test_acceptance_5_no_starvation(runners: RunnerWorld) -> None:
     runners.world.run(scenario())
 
 
+def test_acceptance_18_reasons_of_permits_and_caps(runners: RunnerWorld) -> None:
+    async def scenario() -> None:
+        held = asyncio.Event()
+
+        async def hold(text: str) -> UpstreamAnswer:
+            await held.wait()
+            return ok(text)
+
+        executor = StubExecutor(lambda text, nth: hold(text), routes={"m": "R", "n": "S"})
+        await runners.cap("R", 2)
+        async with runners.running(executor, per_batch=2):
+            batch = await runners.batch(5)
+            await runners.until_waiting(batch, "R", (3, "concurrency", True))
+            held.set()
+            await runners.ended(batch)
+        held.clear()
+        async with runners.running(executor, workers=1):
+            first = await runners.batch(5)
+            await runners.until_waiting(first, "R", (4, "workers", False))
+            second = await runners.batch([line(0, "n"), line(1, "n")], model="n")
+            await runners.until_waiting(second, "S", (2, "workers", False))
+            held.set()
+            assert [(await runners.ended(batch)).batch.request_completed for batch in (first, second)] == [5, 2]
+
+    runners.world.run(scenario())
+
+
 def test_acceptance_19_rate_limit_pauses_and_sends_nothing_again(runners: RunnerWorld) -> None:
     async def scenario() -> None:
         executor = StubExecutor(lambda text, nth: failed(429) if text in ("t0", "t1", "t2", "t4") else ok(text))

@@ -310,6 +310,22 @@ async def _has_segments(runners: RunnerWorld, batch_id: str, count: int) -> bool
     return len(await runners.store.runner.segments(batch_id)) >= count
 
 
+def test_a_damaged_line_of_the_private_copy_is_not_sent(runners: RunnerWorld) -> None:
+    async def scenario() -> None:
+        executor = StubExecutor()
+        batch = await runners.batch(40)
+        assert batch.work_file_id is not None
+        path = runners.directory / object_path(batch.work_file_id)
+        path.write_bytes(path.read_bytes().replace(b'"t7"', b'"t8"', 1))
+        async with runners.running(executor):
+            done = await runners.ended(batch)
+        assert executor.counts["t8"] == 1 and "t7" not in executor.counts
+        assert done.batch.state == "completed" and len(done.output) == 39
+        assert [one["error"]["code"] for one in done.errors] == ["input_unavailable"]
+
+    runners.world.run(scenario())
+
+
 def test_a_lost_private_copy_ends_the_batch(runners: RunnerWorld) -> None:
     async def scenario() -> None:
         executor = StubExecutor()

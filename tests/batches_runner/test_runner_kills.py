@@ -142,7 +142,7 @@ def tormented(
     try:
         for _ in range(rng.randrange(1, 5)):
             reached = len(upstream.calls) + rng.randrange(0, 150)
-            upstream_wait(upstream, min(reached, LINES - 20), log)
+            upstream_wait(upstream, min(reached, LINES - 120), log)
             runners.world.run(asyncio.sleep(rng.random() * 0.05))
             kind = rng.choice(["runner", "runner", "connections", "server"]) if server else "runner"
             if kind == "connections":

@@ -177,7 +177,7 @@ async def _gather(bench: Bench, job: Job) -> None:
         async def write(order: list[int] = order) -> list[int] | None:
             seq = await segments.next_segment(files.store, job.id)
             return await segments.write_segment(
-                files.store, files.objects, bench.runner_id, job.batch, seq, order, job.retrying()
+                files.store, files.objects, bench.runner_id, job.batch, seq, order, job.retrying(), times.segment_bytes
             )
 
         moved = await bench.persistence.insist(write, give_up=lambda: job.lost)
@@ -205,7 +205,7 @@ async def _fail_lane(bench: Bench, job: Job, lane: Lane) -> None:
         raws = await bench.persistence.insist(lambda: job.work.read_lines(numbers))
         failures = []
         for line_no, raw in zip(numbers, raws, strict=True):
-            line = read_input(raw)
+            line = None if raw is None else read_input(raw)
             custom_id = NO_CUSTOM_ID if line is None else line.custom_id
             request_id = "req_" + secrets.token_hex(16)
             answer = UpstreamAnswer(refusal.status, refusal.body, "", Sent.NOT_SENT, request_id, code=refusal.code)

@@ -14,7 +14,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from frontend.batches.runner import wishes
 from frontend.batches.runner.figures import Figures
@@ -32,9 +31,6 @@ from frontend.openai.calls import Executor
 from frontend.openai.errors import error_body
 
 log = logging.getLogger("batches")
-
-MAX_ENDS_PER_TURN: Final = 1024
-MAX_END_BYTES_PER_TURN: Final = 8 * 1024 * 1024
 
 
 class Dispatcher:
@@ -121,7 +117,9 @@ class Dispatcher:
             while True:
                 self._wake.clear()
                 now_ns = self._clock_ns()
-                ends = self._take_ended()
+                ends = self._lines.take_ended()
+                for end in ends:
+                    self._resting.pop(end.execution.route, None)
                 asked = self._ask(now_ns)
                 if ends or asked.groups:
                     result = await self._turn([end.line for end in ends], asked.groups)
@@ -160,18 +158,6 @@ class Dispatcher:
             except Exception:
                 log.exception("batch.end_refused batch=%s line=%d", end.batch_id, end.line_no)
         return False
-
-    def _take_ended(self) -> list[End]:
-        ends: list[End] = []
-        size = 0
-        while self._lines.ended and len(ends) < MAX_ENDS_PER_TURN and size < MAX_END_BYTES_PER_TURN:
-            end = self._lines.ended.popleft()
-            size += len(end.line.record or b"")
-            route = end.execution.route
-            self._lines.running_on[route] -= 1
-            self._resting.pop(route, None)
-            ends.append(end)
-        return ends
 
     def _ask(self, now_ns: int) -> Round:
         if self._draining:

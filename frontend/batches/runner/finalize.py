@@ -8,7 +8,6 @@ announced. Files of attempts that came to nothing have uncommitted rows, and are
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +16,14 @@ from typing import Final
 import msgspec
 
 from frontend.batches.job_state import stop_state
-from frontend.batches.objects import ObjectCorrupt, ObjectMissing, Objects, ObjectWriter, object_path
+from frontend.batches.objects import Objects, ObjectWriter, object_path
+from frontend.batches.runner.inputs import read_what_is_there
 from frontend.batches.runner.job import Stop
 from frontend.batches.runner.results import NO_CUSTOM_ID, read_input, without_response
 from frontend.batches.runner.segments import JSON_LINES, kept_results
 from frontend.batches.store.protocol import Store
 from frontend.batches.store.rows import SECOND_US, BatchRow, NewFile, TerminalState, WrittenFile
 from frontend.batches.work_file import WorkFile
-
-log = logging.getLogger("batches")
 
 WRITE_BYTES: Final = 256 * 1024
 READ_LINES: Final = 512
@@ -148,7 +146,7 @@ async def _write_results(
     code = Stop.INPUT_LOST.value if stop is None else stop.value
     for start in range(0, len(missing), READ_LINES):
         numbers = missing[start : start + READ_LINES]
-        for line_no, raw in zip(numbers, await _read(work, numbers), strict=True):
+        for line_no, raw in zip(numbers, await read_what_is_there(work, numbers), strict=True):
             line = read_input(raw) if raw is not None else None
             custom_id = NO_CUSTOM_ID if line is None else line.custom_id
             why = "result_unavailable" if line_no in claimed else code
@@ -162,21 +160,6 @@ async def _succeeded(store: Store, batch_id: str, numbers: Sequence[int]) -> int
         after = page[-1].line_no
         found += sum(line.state == "succeeded" and line.line_no in wanted for line in page)
     return found
-
-
-async def _read(work: WorkFile | None, numbers: Sequence[int]) -> Sequence[bytes | None]:
-    """Return lines of the private copy, None for those that are gone: they are listed without their ``custom_id``."""
-    if work is not None:
-        try:
-            return await work.read_lines(numbers)
-        except ObjectCorrupt:
-            if len(numbers) > 1:
-                # One by one: the intact ones keep their names.
-                return [(await _read(work, [number]))[0] for number in numbers]
-            log.error("batch.input_lost line_no=%d", numbers[0])
-        except ObjectMissing as error:
-            log.error("batch.input_lost error=%s", error)
-    return [None] * len(numbers)
 
 
 def _state(stop: Stop | None) -> TerminalState:

@@ -8,6 +8,7 @@ it fails, and runs again only if the batch asked for retries.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -20,11 +21,12 @@ from frontend.batches.objects import StorageUnavailable
 from frontend.batches.runner import retry_state
 from frontend.batches.runner.figures import Figures
 from frontend.batches.runner.gates import Ask, Gate, first_closed
-from frontend.batches.runner.job import Execution, Job, Stop
+from frontend.batches.runner.inputs import read_what_is_there
+from frontend.batches.runner.job import Execution, Job
 from frontend.batches.runner.lanes import Retry
 from frontend.batches.runner.outage import Persistence
 from frontend.batches.runner.pause_state import after_overload, after_success
-from frontend.batches.runner.results import Result, answered, read_input, without_response
+from frontend.batches.runner.results import NO_CUSTOM_ID, UNREADABLE, Result, answered, read_input, without_response
 from frontend.batches.runner.timings import Timings
 from frontend.batches.store.rows import FinishLine
 from frontend.openai.calls import Executor, GatewayCall, Sent, UpstreamAnswer
@@ -33,7 +35,9 @@ from frontend.openai.errors import error_body
 log = logging.getLogger("batches")
 
 MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
-"""Of input lines in memory; a single larger line still runs, alone."""
+"""Of input lines, and of results on their way to the store; beyond it nothing starts. One larger line runs, alone."""
+MAX_ENDS_PER_TURN: Final = 1024
+MAX_END_BYTES_PER_TURN: Final = 8 * 1024 * 1024
 OVERLOAD: Final = frozenset({429, 503})
 PASSING: Final = frozenset({429, 502, 503, 504})
 """Failures of sending that pass; others (a refused body, an unknown route) are the line's result."""
@@ -53,7 +57,6 @@ class LineRunner:
     """Lines under way in this process; used on one event loop.
 
     Attributes:
-        ended: what the next turn takes to the store.
         running_on: lines by route, until their end is taken.
     """
 
@@ -71,7 +74,7 @@ class LineRunner:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.ended: deque[End] = deque()
+        self._ended: deque[End] = deque()
         self.running_on: dict[str, int] = {}
         self._executor = executor
         self._persistence = persistence
@@ -85,6 +88,7 @@ class LineRunner:
         self._jitter = jitter
         self._busy = 0
         self._bytes = 0
+        self._ended_bytes = 0
         self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
         figures.capacity = workers
@@ -96,7 +100,19 @@ class LineRunner:
 
     @property
     def bytes_free(self) -> int:
-        return MAX_BYTES_IN_FLIGHT - self._bytes
+        return MAX_BYTES_IN_FLIGHT - self._bytes - self._ended_bytes
+
+    def take_ended(self) -> list[End]:
+        """Return what a turn should take to the store now, oldest first."""
+        ends: list[End] = []
+        size = 0
+        while self._ended and len(ends) < MAX_ENDS_PER_TURN and size < MAX_END_BYTES_PER_TURN:
+            end = self._ended.popleft()
+            size += len(end.line.record or b"")
+            self.running_on[end.execution.route] -= 1
+            ends.append(end)
+        self._ended_bytes -= size
+        return ends
 
     def drain(self, jobs: Sequence[Job]) -> None:
         """Hold nothing any more: lines that were never sent end with the failure that they have met."""
@@ -147,15 +163,11 @@ class LineRunner:
 
     async def _read_and_run(self, job: Job, executions: list[Execution]) -> None:
         numbers = [execution.line_no for execution in executions]
-        try:
-            raws: Sequence[bytes | None] = await self._persistence.insist(
-                lambda: job.work.read_lines(numbers), give_up=lambda: job.stop is not None or self._draining
+        raws: Sequence[bytes | None] = [None] * len(executions)
+        with contextlib.suppress(StorageUnavailable):  # given up: the batch stops, or this process does
+            raws = await self._persistence.insist(
+                lambda: read_what_is_there(job.work, numbers), give_up=lambda: job.stop is not None or self._draining
             )
-        except Exception as error:
-            if not isinstance(error, StorageUnavailable):
-                log.error("batch.input_lost batch=%s error=%s", job.id, error)
-                job.halt(Stop.INPUT_LOST)
-            raws = [None] * len(executions)
         for execution, raw in zip(executions, raws, strict=True):
             execution.line = None if raw is None else read_input(raw)
             if execution.line is None:
@@ -240,9 +252,10 @@ class LineRunner:
         self._end(execution, result)
 
     def _end_unread(self, execution: Execution) -> None:
-        """End a line whose text cannot be had: finalizing writes it as not run."""
-        code = execution.job.stop.value if execution.job.stop else Stop.INPUT_LOST.value
-        self._end(execution, Result(False, None, code, b""))
+        """End a line whose text cannot be had, or be understood: nothing was sent."""
+        stop = execution.job.stop
+        code = UNREADABLE if stop is None else stop.value
+        self._end(execution, without_response(execution.job.id, execution.line_no, NO_CUSTOM_ID, code))
 
     def _end(self, execution: Execution, result: Result) -> None:
         job = execution.job
@@ -262,7 +275,8 @@ class LineRunner:
             result.record or None,
         )
         execution.line = None
-        self.ended.append(End(execution, line, retry, result.ok))
+        self._ended_bytes += len(result.record)
+        self._ended.append(End(execution, line, retry, result.ok))
         self._wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

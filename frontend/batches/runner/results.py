@@ -16,11 +16,13 @@ from msgspec import Raw
 from frontend.openai.calls import UpstreamAnswer
 from frontend.openai.errors import error_body
 
+UNREADABLE: Final = "input_unavailable"
 MESSAGES: Final = {
     "batch_cancelled": "The batch was cancelled before this request was run.",
     "batch_expired": "The batch's completion window ended before this request was run.",
     "budget_exceeded": "The budget was used up before this request was run.",
     "batch_failed": "The batch failed before this request was run.",
+    UNREADABLE: "The request could not be read from the batch's copy of its input, and was not run.",
     "result_unavailable": "The request may have been run, but its result was lost; it was not run again.",
 }
 """Why a line has no response, by ``error.code``."""

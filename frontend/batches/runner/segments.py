@@ -23,7 +23,10 @@ from frontend.batches.store.rows import BatchRow, NewFile, RecordRow, SegmentRow
 
 log = logging.getLogger("batches")
 
-PAGE_LINES: Final = 256
+PAGE_LINES: Final = 32
+"""Results read from the store at once: they may be large."""
+MAX_LINES: Final = 256
+"""Of one segment, give or take a page; and ``most_bytes``, give or take one."""
 JSON_LINES: Final = "application/jsonl"
 
 
@@ -58,17 +61,19 @@ async def write_segment(
     seq: int,
     order: Sequence[int],
     skip: Collection[int],
+    most_bytes: int,
 ) -> list[int] | None:
     """Move results from the store into a segment file; return the lines moved, None if the lease is lost.
 
     Args:
         order: lines in the order of their ends; others follow in theirs.
         skip: lines whose result is not final.
+        most_bytes: of the segment; what is left waits for the next one.
 
     Raises:
         StoreUnavailable, StorageUnavailable: nothing was moved; or it was, which the next call finds out.
     """
-    records = await _final_records(store, batch.id, skip)
+    records = await _final_records(store, batch.id, skip, most_bytes)
     if not records:
         return []
     place = {line_no: index for index, line_no in enumerate(order)}
@@ -108,11 +113,11 @@ async def kept_results(
         yield sorted(page, key=lambda kept: place.get(kept.line_no, len(place)))
 
 
-async def _final_records(store: Store, batch_id: str, skip: Collection[int]) -> list[RecordRow]:
+async def _final_records(store: Store, batch_id: str, skip: Collection[int], most_bytes: int) -> list[RecordRow]:
     """Return results for one segment."""
     found: list[RecordRow] = []
     after = -1
-    while len(found) < PAGE_LINES:
+    while len(found) < MAX_LINES and sum(len(record.record) for record in found) < most_bytes:
         page = await store.runner.records(batch_id, after, PAGE_LINES)
         if not page:
             break
