@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -112,6 +113,9 @@ async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> d
     before_mib = peak_mib()
     upstream = InstantUpstream(arguments.answer_bytes)
     runner = BatchRunner(settings, store, objects, upstream)
+    # As the process does.
+    gc.collect()
+    gc.freeze()
     await runner.start()
     # The batch ends in the store, which announces nothing to this process.
     while not (found := await look(store, batch)).finished:  # noqa: ASYNC110
@@ -158,6 +162,10 @@ def main() -> None:
             from postgres_server import running_server
 
             server = stack.enter_context(running_server())
+            # Off for tests.
+            server.sql("ALTER SYSTEM SET fsync = on")
+            server.sql("SELECT pg_reload_conf()")
+            assert server.sql("SHOW fsync") == "on"
         for number in range(arguments.repeats):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             url = ""
