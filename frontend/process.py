@@ -36,7 +36,6 @@ from worker.channel.messages import ModelEntry
 from worker.channel.node_link import (
     EXIT_NODE_GONE,
     NODE_GONE_GRACE_S,
-    SERIES_INTERVAL_S,
     ChannelStatus,
     Leash,
     Order,
@@ -151,18 +150,12 @@ class FrontendProcess:
     async def _until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
         gone = loop.create_task(self._link.gone.wait())
         stop = loop.create_task(self._stop.wait())
-        ticker = loop.create_task(self._tick())
         try:
             await asyncio.wait((gone, stop), return_when=asyncio.FIRST_COMPLETED)
             self._node_gone = self._link.gone.is_set()
         finally:
-            for task in (gone, stop, ticker):
+            for task in (gone, stop):
                 task.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(SERIES_INTERVAL_S)
-            self._link.send(Report(series=tuple(self.series())))
 
     async def _drain(self, app: FrontendApp) -> None:
         app.drain()

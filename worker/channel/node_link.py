@@ -4,7 +4,7 @@ Each process is started as ``python -m worker|frontend --settings-fd N --link-fd
 ``--pulse-fd P``. The link is one end of an inherited Unix stream socket and carries JSON values, one a line:
 
     process -> node   {"state": "ready", "detail": "", "ports": {"http_port": 8000}}
-                      {"series": [...]}              every SERIES_INTERVAL_S, and as an answer to an order
+                      {"series": [...]}              as an answer to an order; the node asks every SERIES_INTERVAL_S
                       {"status": {...}, "id": 7}     as an answer to an order
     node -> process   {"do": "drain"}    {"do": "series", "id": 6}    {"do": "status", "id": 7}
 
