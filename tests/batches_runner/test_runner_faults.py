@@ -551,6 +551,19 @@ def test_drain_lets_running_lines_end_and_hands_the_rest_over(runners: RunnerWor
     runners.world.run(scenario())
 
 
+def test_a_batch_that_is_taken_up_while_draining_is_let_go(runners: RunnerWorld) -> None:
+    async def scenario() -> None:
+        executor = StubExecutor()
+        async with runners.running(executor) as runner:
+            await poll(lambda: told(not runner.passive))
+            await runners.batch(3)
+            await poll(lambda: told(runner.jobs == 1))
+            assert await runner.drain(20)
+            assert runner.jobs == 0
+
+    runners.world.run(scenario())
+
+
 def test_bf_02_cancel_at_any_moment_keeps_what_ran(runners: RunnerWorld) -> None:
     async def slow(text: str) -> UpstreamAnswer:
         await asyncio.sleep(0.002)

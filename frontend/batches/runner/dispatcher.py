@@ -83,6 +83,7 @@ class Dispatcher:
 
     def add(self, job: Job) -> None:
         """Begin to run a batch's lines."""
+        job.draining = self._draining
         self._jobs.append(job)
         self._resting.clear()
         self.wake()
