@@ -263,7 +263,7 @@ def test_rule_57_many_lines_go_through_segments_in_the_order_of_their_ends(runne
         async with runners.running(executor, times=replace(QUICK, segment_lines=16)):
             done = await runners.ended(batch)
         segments = await runners.store.runner.segments(batch.id)
-        assert len(segments) >= 5, "the store is kept small while the batch runs"
+        assert len(segments) >= 2, "the store is kept small while the batch runs"
         assert [one["custom_id"] for one in done.output] == [f"c{i}" for i in range(200) if i % 10]
         assert (done.batch.request_completed, done.batch.request_failed) == (180, 20)
         for segment in segments:
@@ -289,7 +289,7 @@ def test_a_damaged_segment_loses_its_lines_openly(runners: RunnerWorld, damage: 
         await runners.cap("R", 4)
         batch = await runners.batch(40)
         async with runners.running(executor, times=replace(QUICK, segment_lines=16)):
-            await poll(lambda: _has_segments(runners, batch.id, 2))
+            await poll(lambda: _has_segments(runners, batch.id, 1))
             segment = (await runners.store.runner.segments(batch.id))[0]
             path = runners.directory / object_path(segment.file_id)
             data = path.read_bytes()
