@@ -6,13 +6,14 @@ environment variable of the node.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from worker.config import Count, Positive
 
+AlertKind = Literal["batch_stalled", "batch_failed", "batch_at_risk"]
 UpstreamKind = Literal["vllm", "openai_compatible", "openai", "local"]
 Routing = Literal["ordered", "weighted", "least_in_flight"]
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -66,17 +67,77 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Gateway-run batches. ``workers`` 0 switches the runner off; ``batch_concurrency`` 0 means no cap per batch."""
+    """Gateway-run batches. ``workers`` 0 switches the runner off; ``batch_concurrency`` 0 means no cap per batch.
+
+    Attributes:
+        default_max_concurrency: lines that a route without scheduling settings of its own runs at once.
+    """
 
     enabled: bool = True
     workers: Annotated[int, Meta(ge=0, le=4096)] = 64
     batch_concurrency: Annotated[int, Meta(ge=0, le=4096)] = 0
+    default_max_concurrency: Annotated[int, Meta(ge=1, le=256)] = 2
     max_lines: Count = 50_000
     max_line_bytes: Count = 4 * 1024 * 1024
     active_batches_per_workspace: Count = 1000
     validation: Literal["sync", "async"] = "sync"
     lease_seconds: Positive = 60.0
     lease_renew_seconds: Positive = 15.0
+
+
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When people are told about a batch.
+
+    Attributes:
+        name: unique; an incident belongs to a rule and a batch.
+        workspace: whose batches are watched; empty for every workspace's.
+        window_minutes: without progress, for ``batch_stalled``; the other kinds ignore it.
+    """
+
+    name: Identifier
+    kind: AlertKind
+    workspace: Annotated[str, Meta(max_length=256)] = ""
+    window_minutes: Annotated[int, Meta(ge=5, le=1440)] = 60
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where incidents are sent; empty ``url`` for nowhere.
+
+    Attributes:
+        addresses: pinned IP addresses of the URL's host.
+        secret_env: environment variable with the key of the signatures; required with a URL.
+    """
+
+    url: Annotated[str, Meta(max_length=2048)] = ""
+    addresses: tuple[str, ...] = ()
+    secret_env: str = ""
+
+
+DEFAULT_RULES: Final = (
+    AlertRule(name="stalled", kind="batch_stalled"),
+    AlertRule(name="failed", kind="batch_failed"),
+    AlertRule(name="at_risk", kind="batch_at_risk"),
+)
+
+
+class AlertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Alerts about batches. An empty list of ``rules`` switches them off."""
+
+    rules: Annotated[tuple[AlertRule, ...], Meta(max_length=100)] = DEFAULT_RULES
+    webhook: WebhookSettings = WebhookSettings()
+
+
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The admin pages, on the HTTP port.
+
+    Attributes:
+        public_url: scheme, host and port as browsers see them, if a proxy changes them; what a form's origin must be.
+        session_hours: how long a sign-in lasts.
+    """
+
+    enabled: bool = True
+    public_url: Annotated[str, Meta(max_length=2048)] = ""
+    session_hours: Annotated[int, Meta(ge=1, le=168)] = 12
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +162,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: Annotated[tuple[GatewayModel, ...], Meta(max_length=1024)] = ()
     files: FileSettings = FileSettings()
     batches: BatchSettings = BatchSettings()
+    alerts: AlertSettings = AlertSettings()
+    pages: PageSettings = PageSettings()
 
     @property
     def runs_batches(self) -> bool:
