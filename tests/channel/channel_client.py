@@ -16,7 +16,7 @@ from worker.channel.records import NO_DEADLINE
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await main()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -184,7 +184,7 @@ class World:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         async def limited() -> T:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 return await work
 
         return self.loop.run_until_complete(limited())

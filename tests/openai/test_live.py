@@ -246,7 +246,7 @@ def test_a_client_that_leaves_before_the_answer_cancels_the_upstream(world: Gate
 
 
 async def _settled(world: GatewayWorld) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while world.service.app._tasks:
             await asyncio.gather(*world.service.app._tasks, return_exceptions=True)
 
