@@ -2,7 +2,8 @@
 
 Two implementations answer alike (one contract suite runs on both): SQLite for one host, PostgreSQL for any number of
 processes and machines. Calls are grouped by who makes them: ``store.keys``, ``store.files``, ``store.batches`` (the
-API), ``store.runner`` (the batch runner), ``store.scheduling`` (gates, status), ``store.processes``.
+API), ``store.runner`` (the batch runner), ``store.scheduling`` (gates, status), ``store.processes``; and, declared in
+watch_protocol.py, ``store.explain``, ``store.alerts``, ``store.views`` (what people look at).
 
 Each call is one transaction. Time is the store's own (SQLite: the host's clock or an injected one; PostgreSQL:
 ``clock_timestamp()`` plus an injected offset); durations are passed in microseconds. Any call may raise
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from frontend.batches.store.route_rows import AuditRow, RouteCount, SignalRow
+from frontend.batches.store.route_rows import AuditRow, RouteCap, RouteCount, SignalRow
 from frontend.batches.store.rows import (
     BatchRow,
     ClaimGroup,
@@ -44,6 +45,7 @@ from frontend.batches.store.rows import (
     WorkspaceRow,
     WrittenFile,
 )  # fmt: skip
+from frontend.batches.store.watch_protocol import Alerts, Explain, Views
 
 if TYPE_CHECKING:
     from frontend.gateway_settings import GatewaySettings
@@ -289,6 +291,17 @@ class Scheduling(Protocol):
     async def put_settings(self, row: SchedulingRow, audit: AuditRow | None) -> SchedulingRow:
         """Replace a route's whole settings and write the audit row in the same transaction."""
 
+    async def put_cap(self, cap: RouteCap, expected: int | None = None) -> RouteCap:
+        """Store an adaptive cap unless another process moved it away from ``expected``; return what stands now."""
+
+    async def caps(self) -> tuple[RouteCap, ...]: ...
+
+    async def set_weight(self, workspace_id: str, weight: int, audit: AuditRow | None) -> None:
+        """Give a workspace 1 to 100 shares of every route, with the audit row. Raises: NotFound, RuleBroken."""
+
+    async def weights(self) -> dict[str, int]:
+        """Return the weights that are not 1, by workspace."""
+
     async def put_signal(self, signal: SignalRow) -> None:
         """Store a gate evaluation; live and metrics columns that are None keep their last value."""
 
@@ -332,6 +345,12 @@ class Store(Protocol):
     def scheduling(self) -> Scheduling: ...
     @property
     def processes(self) -> Processes: ...
+    @property
+    def explain(self) -> Explain: ...
+    @property
+    def alerts(self) -> Alerts: ...
+    @property
+    def views(self) -> Views: ...
 
     async def start(self) -> None:
         """Connect and check the schema; SQLite migrates itself.

@@ -377,7 +377,9 @@ class LineCounts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRow:
-    """Batch scheduling settings of a route; a route without a row has the defaults."""
+    """Batch scheduling settings of a route; a route without a row has the defaults.
+
+    ``min_concurrency``: the cap adapts, while live p95 stays within ``latency_share_percent`` of its baseline."""
 
     route_id: str
     max_concurrency: int = 2
@@ -393,3 +395,5 @@ class SchedulingRow:
     window_end_minute: int | None = None
     updated_at: int = 0
     updated_by: str = ""
+    min_concurrency: int | None = None
+    latency_share_percent: int | None = None
