@@ -99,7 +99,9 @@ async def look(store: Store, batch: BatchRow) -> BatchRow:
 
 async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> dict[str, Any]:
     """Run one batch to its end and return the figures."""
-    settings = GatewaySettings(enabled=True, store=url, batches=BatchSettings(workers=arguments.workers))
+    # Beyond what most routes should be given: what the runner can do, not what its gates let through.
+    batches = BatchSettings(workers=arguments.workers, default_max_concurrency=min(arguments.workers, 256))
+    settings = GatewaySettings(enabled=True, store=url, batches=batches)
     if url:
         database = PostgresDatabase(url)
         await database.open()

@@ -206,11 +206,11 @@ class RunnerWorld:
         workers: int = 64,
         per_batch: int = 0,
         runner_id: str = "",
+        default_cap: int = 64,
         **options: Any,
     ) -> BatchRunner:
-        settings = GatewaySettings(
-            enabled=True, batches=BatchSettings(workers=workers, batch_concurrency=per_batch)
-        )  # fmt: skip
+        batches = BatchSettings(workers=workers, batch_concurrency=per_batch, default_max_concurrency=default_cap)
+        settings = GatewaySettings(enabled=True, batches=batches)
         return BatchRunner(
             settings, store or self.store, self.objects, executor, times=times, runner_id=runner_id, **options
         )  # fmt: skip

@@ -60,6 +60,7 @@ class AnswerStream:
         rename = bodies.event_renamer(self._job.call.model, self._lease.route.upstream_model)
         try:
             async for piece in self._response.pieces():
+                self._lease.answered()
                 if renamed := rename(piece):
                     yield renamed
             if rest := rename(b""):

@@ -42,6 +42,8 @@ MAX_ROUTES_TRIED: Final = 4
 LOADING_WAIT_S: Final = 1.0
 """When to look again for a bundle that is being loaded."""
 BATCH_HEADER: Final = "X-Ringserve-Traffic"
+PRIORITY_KINDS: Final = ("vllm", "openai_compatible")
+"""Upstreams that may be sent a batch line's ``priority``: a setting of the route, so its operator knows the server."""
 _BROKEN: Final = (502, 504)
 
 
@@ -222,6 +224,8 @@ class Gateway:
                 answer = found
             outcome = outcome_of(answer)
             lease.tell(_event_of(answer))
+            if answer.ok:
+                lease.answered()
             if answer.status in DECLINING:
                 self.routes.rest(route, answer.retry_after_s)
             return answer
@@ -243,7 +247,8 @@ class Gateway:
             job.fields,
             model=call.model,
             upstream_model=route.upstream_model,
-            priority=call.priority if settings.supports_priority else None,
+            # A hint is set for one route by whoever knows its server, and is no client's wish.
+            priority=call.priority if settings.kind in PRIORITY_KINDS else None,
             keep_priority=self._allow_client_priority and settings.supports_priority and not call.batch,
             streams=job.streams,
         )

@@ -73,11 +73,13 @@ class Lease:
         handed_over: a stream closes it, not the attempt that opened it.
     """
 
-    __slots__ = ("_batch", "_routes", "_told", "handed_over", "is_open", "route")
+    __slots__ = ("_answered", "_batch", "_entered_ns", "_routes", "_told", "handed_over", "is_open", "route")
 
-    def __init__(self, routes: Routes, route: Route, *, batch: bool) -> None:
+    def __init__(self, routes: Routes, route: Route, entered_ns: int, *, batch: bool) -> None:
         self._routes = routes
         self._batch = batch
+        self._entered_ns = entered_ns
+        self._answered = batch
         self.is_open = True
         self.handed_over = False
         self._told = False
@@ -87,6 +89,12 @@ class Lease:
         """Report what the call says about the route."""
         self._told = True
         self._routes.tell(self.route, event)
+
+    def answered(self) -> None:
+        """The first bytes of a live call's good answer are here; later ones change nothing."""
+        if not self._answered:
+            self._answered = True
+            self._routes.answered(self.route, self._entered_ns)
 
     def hand_over(self) -> None:
         """From now on the answer's stream owns it."""
@@ -102,7 +110,12 @@ class Lease:
 
 
 class Routes:
-    """All routes of a process."""
+    """All routes of a process.
+
+    Attributes:
+        on_change: told of a route whose ``live`` has changed.
+        on_answer: told of a route and the nanoseconds from a live call's admission to the first bytes of its answer.
+    """
 
     def __init__(
         self,
@@ -116,6 +129,7 @@ class Routes:
         self._bundles: dict[str, ServedModel] = {}
         self._by_id = {route.id: route for model in self._models.values() for route in model.routes}
         self.on_change: Callable[[Route], None] = lambda route: None
+        self.on_answer: Callable[[Route, int], None] = lambda route, waited_ns: None
 
     def model(self, name: str) -> ServedModel | None:
         """Return a configured model."""
@@ -179,9 +193,13 @@ class Routes:
             route.batch += 1
         else:
             route.live += 1
+            self.on_change(route)
         self.tell(route, Event.ADMITTED)
-        self.on_change(route)
-        return Lease(self, route, batch=batch)
+        return Lease(self, route, 0 if batch else self._clock_ns(), batch=batch)
+
+    def answered(self, route: Route, entered_ns: int) -> None:
+        """Note how long a live call waited for its answer; only a lease does."""
+        self.on_answer(route, self._clock_ns() - entered_ns)
 
     def leave(self, route: Route, *, batch: bool) -> None:
         """Count a call out; only a lease does."""
@@ -189,8 +207,8 @@ class Routes:
             route.batch -= 1
         else:
             route.live -= 1
+            self.on_change(route)
         assert route.live >= 0 <= route.batch, "a call was counted out twice"
-        self.on_change(route)
 
     def tell(self, route: Route, event: Event) -> None:
         """Let the breaker know."""

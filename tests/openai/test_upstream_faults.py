@@ -275,14 +275,15 @@ def test_item_13_a_line_without_its_route_is_an_unknown_model(world: GatewayWorl
 
 def test_a_priority_hint_goes_only_where_it_is_understood(tmp_path: Path, stub: StubUpstream) -> None:
     models = (
-        model("able", route("a", stub.url, kind="vllm", supports_priority=True)),
-        model("unable", route("b", stub.url, kind="openai_compatible")),
+        model("able", route("a", stub.url, kind="vllm"), route("c", stub.url, kind="openai_compatible")),
+        model("unable", route("b", stub.url, kind="openai")),
     )
     with GatewayWorld(tmp_path, *models, allow_client_priority=True) as world:
         line(world, "able", route="a", priority=7)
         line(world, "able", route="a")
+        line(world, "able", route="c", priority=7)
         line(world, "unable", route="b", priority=7)
-    assert [body.get("priority") for body in stub.bodies()] == [7, None, None]
+    assert [body.get("priority") for body in stub.bodies()] == [7, None, 7, None]
 
 
 @pytest.mark.parametrize(("fault", "sent"), [("reset", Sent.MAYBE_RUN), ("cut", Sent.MAYBE_RUN)])
@@ -302,7 +303,7 @@ def test_bg_16_lines_are_not_live_traffic(world: GatewayWorld, stub: StubUpstrea
     world.service.gateway.routes.on_change = lambda one: seen.append((one.live, one.batch))
     line(world, "one", route="one0")
     ask(world, "one")
-    assert seen == [(0, 1), (0, 0), (1, 0), (0, 0)]
+    assert seen == [(1, 0), (0, 0)]
 
 
 def test_plans_follow_the_policy_and_start_nothing(world: GatewayWorld, stub: StubUpstream) -> None:

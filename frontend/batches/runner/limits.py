@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from frontend.batches.scheduling.effective_caps import EffectiveCaps, FixedCaps
 from frontend.batches.store.protocol import Store
 from frontend.batches.store.rows import SchedulingRow
 
@@ -12,7 +13,7 @@ class RouteLimits(Protocol):
     """Answers from memory; ``refresh`` renews it."""
 
     def cap(self, route_id: str) -> int:
-        """Return ``max_concurrency``, at least 1."""
+        """Return how many lines may run at once now, at least 1."""
         ...
 
     def priority(self, route_id: str) -> int | None: ...
@@ -22,16 +23,25 @@ class RouteLimits(Protocol):
 
 
 class StoredLimits:
-    """Provides ``RouteLimits`` from the store; a route without settings of its own runs ``default_cap`` lines."""
+    """Provides ``RouteLimits`` from the store; a route without settings of its own runs ``default_cap`` lines.
 
-    def __init__(self, store: Store, default_cap: int) -> None:
+    Args:
+        caps: what adapts ``max_concurrency`` of routes that allow it.
+    """
+
+    def __init__(self, store: Store, default_cap: int, caps: EffectiveCaps | None = None) -> None:
         self._store = store
-        self._default = max(1, default_cap)
+        self._default = default_cap
+        self._caps = caps or FixedCaps()
         self._rows: dict[str, SchedulingRow] = {}
+
+    def row(self, route_id: str) -> SchedulingRow | None:
+        """Return a route's settings; None if it has the defaults."""
+        return self._rows.get(route_id)
 
     def cap(self, route_id: str) -> int:
         row = self._rows.get(route_id)
-        return self._default if row is None else row.max_concurrency
+        return self._default if row is None else max(1, self._caps.cap(row))
 
     def priority(self, route_id: str) -> int | None:
         row = self._rows.get(route_id)

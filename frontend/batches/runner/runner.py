@@ -88,7 +88,7 @@ class BatchRunner:
         self.broken = asyncio.Event()
         self._times = times or Timings(lease_s=batches.lease_seconds, renew_s=batches.lease_renew_seconds)
         self._store = store
-        self._limits = limits or StoredLimits(store, batches.workers)
+        self._limits = limits or StoredLimits(store, batches.default_max_concurrency)
         self._clock_ns = clock_ns
         self._on_state = on_state
         self._persistence = Persistence(self._times, self.figures)

@@ -1,0 +1,186 @@
+"""The gates of a route in their order: time window, live traffic, load of its server. Only starts are held back.
+
+Cheapest first, and none behind a closed one is asked: the window costs nothing, live traffic a look into shared memory,
+the server a reading that was fetched before. A route's gates are the same for every batch, so they are evaluated once
+per pass.
+
+Source: batches.md 1.5, steps 2 to 5 of rule 17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from frontend.batches.runner.gates import Ask, Reason
+from frontend.batches.scheduling import load_limits, window_state
+from frontend.batches.scheduling.load_limits import ReadError, Reading
+from frontend.batches.scheduling.settings_document import window_of
+from frontend.batches.scheduling.zones import UnknownZone
+from frontend.batches.store.rows import SchedulingRow
+
+log = logging.getLogger("batches")
+
+MAX_READS: Final = 256
+"""First readings under way at once."""
+
+
+class Rows(Protocol):
+    """Scheduling settings, from memory."""
+
+    def row(self, route_id: str) -> SchedulingRow | None: ...
+
+
+class LiveTraffic(Protocol):
+    def count(self, route_id: str) -> int | None:
+        """Return the live calls under way on a route; None if that cannot be told now."""
+        ...
+
+
+class LoadReader(Protocol):
+    """See ``MetricsReader``."""
+
+    def reading(self, url: str) -> Reading | None: ...
+
+    async def read(self, url: str) -> Reading: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the gates of a route say, and what they were told.
+
+    Attributes:
+        reason: the first closed gate, None if all are open.
+        live: None if live traffic was not looked at.
+        reading, error: None if the server's load was not looked at.
+        pending: the first reading is on its way; closed meanwhile, which is no news for anybody.
+    """
+
+    reason: Reason | None
+    live: int | None = None
+    reading: Reading | None = None
+    error: ReadError | None = None
+    pending: bool = False
+
+
+OPEN: Final = Evaluation(None)
+
+
+def evaluate(row: SchedulingRow | None, now_us: int, live: LiveTraffic, load: LoadReader) -> Evaluation:
+    """Return what a route's gates say at ``now_us`` (Unix microseconds). Starts a fetch of the load if one is due."""
+    if row is None:
+        return OPEN
+    window = window_of(row)
+    if window is not None and not _is_open(window, now_us):
+        return Evaluation(Reason.OUTSIDE_WINDOW)
+    count = None
+    if row.yield_live_threshold is not None:
+        count = live.count(row.route_id)
+        if count is None or count >= row.yield_live_threshold:
+            return Evaluation(Reason.LIVE_TRAFFIC, count)
+    if row.metrics_url is None:
+        return Evaluation(None, count)
+    reading = load.reading(row.metrics_url)
+    if reading is None:
+        return Evaluation(Reason.METRICS_UNAVAILABLE, count, pending=True)
+    found = load_limits.judge(row, reading)
+    return Evaluation(found.reason, count, reading, found.error)
+
+
+def _is_open(window: window_state.Window, now_us: int) -> bool:
+    try:
+        return window_state.is_open(window, now_us)
+    except UnknownZone as error:
+        # Its hours cannot be told, so none of them is taken for open.
+        log.error("batches.window_unknown error=%s", error)
+        return False
+
+
+class RouteGates:
+    """Provides ``Gate`` for the route-wide steps; used on one event loop.
+
+    Args:
+        note: told every evaluation: route, what it said, the monotonic time.
+        wake: called when a route may have opened.
+        now_us: Unix time in microseconds.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        live: LiveTraffic,
+        load: LoadReader,
+        note: Callable[[str, Evaluation, int], None] = lambda route_id, found, now_ns: None,
+        wake: Callable[[], None] = lambda: None,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._rows = rows
+        self._live = live
+        self._load = load
+        self._note = note
+        self.wake = wake
+        self._now_us = now_us
+        self._pass_ns = -1
+        self._of_pass: dict[str, Reason | None] = {}
+        self._yielding: dict[str, int] = {}
+        self._reads: dict[str, asyncio.Task[None]] = {}
+
+    def closed(self, ask: Ask) -> Reason | None:
+        """See ``Gate``."""
+        if ask.now_ns != self._pass_ns:
+            self._pass_ns = ask.now_ns
+            self._of_pass.clear()
+        elif ask.route_id in self._of_pass:
+            return self._of_pass[ask.route_id]
+        row = self._rows.row(ask.route_id)
+        found = evaluate(row, self._now_us(), self._live, self._load)
+        self._of_pass[ask.route_id] = found.reason
+        if found.reason is Reason.LIVE_TRAFFIC:
+            self._yielding[ask.route_id] = ask.now_ns
+        else:
+            self._yielding.pop(ask.route_id, None)
+        if found.pending:
+            assert row is not None and row.metrics_url is not None
+            self._await_reading(row.metrics_url)
+        else:
+            self._note(ask.route_id, found, ask.now_ns)
+        return found.reason
+
+    def look(self, now_ns: int, asked_within_ns: int) -> None:
+        """Wake the runner if live traffic on a route that yields to it has gone; cheap enough for twenty a second."""
+        for route_id, asked_ns in list(self._yielding.items()):
+            if now_ns - asked_ns > asked_within_ns:
+                # Nobody waits for it any more.
+                del self._yielding[route_id]
+                continue
+            row = self._rows.row(route_id)
+            threshold = None if row is None else row.yield_live_threshold
+            count = self._live.count(route_id)
+            if threshold is None or (count is not None and count < threshold):
+                del self._yielding[route_id]
+                self.wake()
+
+    async def close(self) -> None:
+        """Give up readings under way; idempotent."""
+        reads = list(self._reads.values())
+        for task in reads:
+            task.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    def _await_reading(self, url: str) -> None:
+        """Look again as soon as the first reading of a server is there."""
+        if url in self._reads or len(self._reads) >= MAX_READS:
+            return
+
+        async def read() -> None:
+            try:
+                await self._load.read(url)
+            finally:
+                self._reads.pop(url, None)
+            self.wake()
+
+        self._reads[url] = asyncio.get_running_loop().create_task(read())
