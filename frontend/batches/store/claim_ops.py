@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from frontend.batches.store.claim_state import Contender, Decision, Existing, RouteView, decide
+from frontend.batches.store.claim_state import Contender, Decision, Existing, Pass, RouteView, decide
 from frontend.batches.store.protocol import FRESH_US
 from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, ClaimResult, DirectFailure, FinishLine
 from frontend.batches.store.transaction import Bulk, Op, clock, sql
@@ -59,9 +59,10 @@ KEEP_WAITING: Final = (
     " updated_at = excluded.updated_at"
 )
 KEEP_TURN: Final = (
-    "INSERT INTO batch_route_turns (route_id, workspace_id, last_claim_at)"
-    " SELECT :route, d.workspace_id, d.last_claim_at FROM {rows} WHERE true"
-    " ON CONFLICT (route_id, workspace_id) DO UPDATE SET last_claim_at = excluded.last_claim_at"
+    "INSERT INTO batch_route_turns (route_id, workspace_id, last_claim_at, turn_pass, turn_base)"
+    " SELECT :route, d.workspace_id, d.last_claim_at, d.turn_pass, d.turn_base FROM {rows} WHERE true"
+    " ON CONFLICT (route_id, workspace_id) DO UPDATE SET last_claim_at = excluded.last_claim_at,"
+    " turn_pass = excluded.turn_pass, turn_base = excluded.turn_base"
 )
 
 
@@ -160,13 +161,19 @@ def route_view(route_id: str, now: int, workspaces: Sequence[str], *, ready_only
     )
     contenders = {row[0]: Contender(*row) for row in waits}
     wanted = {contender.workspace_id for contender in contenders.values()} | set(workspaces)
-    turns = yield from sql(
-        "SELECT workspace_id, last_claim_at FROM batch_route_turns WHERE route_id = :route"
-        " AND workspace_id IN :workspaces[text]",
+    rows = yield from sql(
+        "SELECT id, batch_weight, last_claim_at, turn_pass, turn_base FROM workspaces LEFT JOIN batch_route_turns"
+        " ON route_id = :route AND workspace_id = id WHERE id IN :workspaces[text]",
         route=route_id,
         workspaces=sorted(wanted),
     )
-    return RouteView({(row[0], row[1]): int(row[2]) for row in running}, contenders, {row[0]: row[1] for row in turns})
+    return RouteView(
+        {(row[0], row[1]): int(row[2]) for row in running},
+        contenders,
+        turns={row[0]: row[2] for row in rows if row[2] is not None},
+        weights={row[0]: row[1] for row in rows if row[1] != 1},
+        passes={row[0]: Pass(row[3], row[4]) for row in rows if row[3]},
+    )
 
 
 def _owned(
@@ -252,9 +259,15 @@ def _write_demand(
     for batch, _, stamp in decision.starts:
         turns[batch.workspace_id] = stamp
     if turns:
+        passes = [view.passes.get(workspace_id, Pass()) for workspace_id in turns]
         yield Bulk(
             KEEP_TURN,
-            {"workspace_id": ("text", list(turns)), "last_claim_at": ("bigint", list(turns.values()))},
+            {
+                "workspace_id": ("text", list(turns)),
+                "last_claim_at": ("bigint", list(turns.values())),
+                "turn_pass": ("bigint", [one.at for one in passes]),
+                "turn_base": ("bigint", [one.base for one in passes]),
+            },
             {"route": group.route_id},
         )
 

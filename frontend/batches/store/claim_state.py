@@ -3,16 +3,39 @@
 Rule (in ascending order, never served first): running lines of the workspace on the route; the workspace's last claim
 there; running lines of the batch there; the batch's last claim there; how long it waits; its id.
 
+Weights extend it: whoever waits with weight 3 gets three lines where weight 1 gets one. Weights are taken relative to
+their greatest common divisor, so that equal ones, whatever they are, give exactly the rule above. With unequal ones
+    * running lines count in whole turns of ``weight`` lines: finer, small caps would go in equal parts to everybody,
+      since each gets a slot as soon as it has none;
+    * among equals, the one goes first whose pass is least: virtual time, of which a line costs 1/weight turn. A pass
+      stays within two turns of the slowest waiting workspace: nobody saves up turns while it waits for nothing, and
+      nobody pays long for lines that it was given while the others could not start any.
+
 A group of claims is decided as if each asked when its turn came. A batch that asks for no more in this group stops
 contending within it; a batch of another process keeps its turn, so everyone behind it is told to wait.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, ClaimResult
+
+TURN: Final = 232_792_560
+"""A turn of virtual time: divisible by every weight up to 20, so that their passes meet exactly."""
+
+Rank = tuple[int, int, int, int, int, int, str]
+
+
+@dataclass(slots=True)
+class Pass:
+    """A workspace's virtual time on a route, and the least of its rivals' when it last moved."""
+
+    at: int = 0
+    base: int = 0
 
 
 @dataclass(slots=True)
@@ -34,11 +57,15 @@ class RouteView:
         running: lines by (workspace, batch).
         contenders: by batch.
         turns: a workspace's last claim on the route.
+        weights: of workspaces; absent = 1.
+        passes: of workspaces that claimed in the company of unequal weights; absent = never.
     """
 
     running: dict[tuple[str, str], int]
     contenders: dict[str, Contender]
     turns: dict[str, int]
+    weights: dict[str, int] = field(default_factory=dict)
+    passes: dict[str, Pass] = field(default_factory=dict)
     running_of_workspace: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +75,36 @@ class RouteView:
 
     def running_total(self) -> int:
         return sum(self.running_of_workspace.values())
+
+    def shares(self) -> dict[str, int] | None:
+        """Return the turns' sizes of the workspaces that wait, in lowest terms; None = all alike."""
+        if not self.weights:
+            return None
+        weights = {one.workspace_id: self.weights.get(one.workspace_id, 1) for one in self.contenders.values()}
+        if len(set(weights.values())) <= 1:
+            return None
+        unit = math.gcd(*weights.values())
+        return {workspace_id: weight // unit for workspace_id, weight in weights.items()}
+
+    def virtual_times(self, shares: Mapping[str, int]) -> dict[str, int]:
+        """Return the passes of the waiting workspaces, none before the present and none far ahead of it."""
+        known = [self.passes[workspace_id] for workspace_id in shares if workspace_id in self.passes]
+        present = max((one.base for one in known), default=0)
+        never = Pass(present)
+        at = {workspace_id: max(present, self.passes.get(workspace_id, never).at) for workspace_id in shares}
+        slowest = min(at.values())
+        return {
+            workspace_id: min(at[workspace_id], slowest + 2 * TURN - TURN // share)
+            for workspace_id, share in shares.items()
+        }
+
+    def take_turn(self, workspace_id: str) -> None:
+        """Move a workspace's virtual time on by one line, before it counts as running."""
+        shares = self.shares()
+        if shares is None:
+            return
+        times = self.virtual_times(shares)
+        self.passes[workspace_id] = Pass(times[workspace_id] + TURN // shares[workspace_id], min(times.values()))
 
     def start(self, workspace_id: str, batch_id: str) -> None:
         """Count one more running line."""
@@ -103,7 +160,7 @@ def decide(
     running = view.running_total()
     most = min(group.cap, running + group.limit)
     while running < most and view.contenders and any(asks.values()):
-        first = min(view.contenders.values(), key=lambda contender: fair_rank(contender, view))
+        first = view.contenders[fair_first(view)]
         pending = asks.get(first.batch_id)
         if pending is None:
             break
@@ -113,6 +170,7 @@ def decide(
         batch, position = batches[first.batch_id], pending.pop(0)
         decision.answers[batch.batch_id][position] = ClaimResult.CLAIMED
         decision.starts.append((batch, batch.lines[position], stamp_us))
+        view.take_turn(batch.workspace_id)
         view.start(batch.workspace_id, batch.batch_id)
         view.turns[batch.workspace_id] = first.last_claim_at = stamp_us
         first.waiting_lines -= 1
@@ -125,11 +183,36 @@ def decide(
     return decision
 
 
-def fair_rank(contender: Contender, view: RouteView) -> tuple[int, int, int, int, int, str]:
-    """Return the contender's sort key in the fair order; the smallest starts next."""
+def fair_first(view: RouteView) -> str:
+    """Return the batch that starts next."""
+    ranks = fair_ranks(view)
+    return min(view.contenders, key=ranks.__getitem__)
+
+
+def fair_order(view: RouteView) -> list[str]:
+    """Return the waiting batches as they stand in the queue."""
+    return sorted(view.contenders, key=fair_ranks(view).__getitem__)
+
+
+def fair_rank(contender: Contender, view: RouteView) -> Rank:
+    """Return one contender's sort key among those of its view; the smallest starts next."""
+    shares = view.shares()
+    return _rank(contender, view, shares, {} if shares is None else view.virtual_times(shares))
+
+
+def fair_ranks(view: RouteView) -> dict[str, Rank]:
+    """Return every contender's ``fair_rank``, by batch."""
+    shares = view.shares()
+    times = {} if shares is None else view.virtual_times(shares)
+    return {batch_id: _rank(one, view, shares, times) for batch_id, one in view.contenders.items()}
+
+
+def _rank(contender: Contender, view: RouteView, shares: dict[str, int] | None, times: dict[str, int]) -> Rank:
     workspace = contender.workspace_id
+    running = view.running_of_workspace.get(workspace, 0)
     return (
-        view.running_of_workspace.get(workspace, 0),
+        running if shares is None else running // shares[workspace],
+        times.get(workspace, 0),
         view.turns.get(workspace, -1),
         view.running.get((workspace, contender.batch_id), 0),
         -1 if contender.last_claim_at is None else contender.last_claim_at,

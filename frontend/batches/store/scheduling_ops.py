@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from typing import Final
+from typing import Any, Final
 
+from engines.errors import NotFound
 from frontend.batches.store.batch_ops import BATCH
 from frontend.batches.store.claim_ops import route_view
-from frontend.batches.store.claim_state import fair_rank
+from frontend.batches.store.claim_state import fair_order
 from frontend.batches.store.protocol import FRESH_US
-from frontend.batches.store.route_rows import AuditRow, RouteCount, SignalRow
+from frontend.batches.store.route_rows import AuditRow, RouteCap, RouteCount, SignalRow
 from frontend.batches.store.rows import (
     BatchRow,
     Demand,
@@ -23,6 +24,7 @@ WAIT: Final = columns_of(WaitRow)
 SETTINGS: Final = columns_of(SchedulingRow)
 SIGNAL: Final = columns_of(SignalRow)
 AUDIT: Final = columns_of(AuditRow)
+CAP: Final = columns_of(RouteCap)
 FRESH: Final = "updated_at > :oldest AND updated_at <= :newest"
 
 PUBLISH: Final = (
@@ -36,6 +38,12 @@ PUT_SETTINGS: Final = (
     f"INSERT INTO deployment_batch_scheduling ({SETTINGS}) VALUES (:" + SETTINGS.replace(", ", ", :") + ")"
     " ON CONFLICT (route_id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in SETTINGS.split(", ")[1:])
+)
+PUT_CAP: Final = (
+    f"INSERT INTO deployment_batch_caps ({CAP}) VALUES (:{CAP.replace(', ', ', :')})"
+    " ON CONFLICT (route_id) DO UPDATE SET cap = excluded.cap, why = excluded.why, changed_at = excluded.changed_at"
+    " WHERE CAST(:expected AS BIGINT) IS NULL OR deployment_batch_caps.cap = :expected"
+    f" RETURNING {CAP}"
 )
 KEPT: Final = frozenset({"live_in_flight"} | {name for name in SIGNAL.split(", ") if name.startswith("metrics_")})
 METRICS: Final = tuple(name for name in SIGNAL.split(", ") if name.startswith("metrics_"))
@@ -96,7 +104,7 @@ class SchedulingOps:
             ordered: list[WaitRow] = []
             for route, waits in by_route.items():
                 view = yield from route_view(route, now, [], ready_only=False)
-                places = {batch_id: fair_rank(contender, view) for batch_id, contender in view.contenders.items()}
+                places = {batch_id: place for place, batch_id in enumerate(fair_order(view))}
                 ordered += sorted(waits, key=lambda wait: places[wait.batch_id])
             return tuple(ordered)
 
@@ -152,19 +160,53 @@ class SchedulingOps:
     async def put_settings(self, row: SchedulingRow, audit: AuditRow | None) -> SchedulingRow:
         def op() -> Op[SchedulingRow]:
             stored = replace(row, updated_at=(yield from clock()))
-            yield from sql(PUT_SETTINGS, **dict(zip(SETTINGS.split(", "), astuple(stored), strict=True)))
+            yield from sql(PUT_SETTINGS, **_named(SETTINGS, stored))
             if audit is not None:
                 yield from _audit(audit)
             return stored
 
         return await self._db.write(op)
 
+    async def put_cap(self, cap: RouteCap, expected: int | None = None) -> RouteCap:
+        def op() -> Op[RouteCap]:
+            now = yield from clock()
+            rows = yield from sql(PUT_CAP, **_named(CAP, replace(cap, changed_at=now)), expected=expected)
+            if not rows:
+                rows = yield from sql(
+                    f"SELECT {CAP} FROM deployment_batch_caps WHERE route_id = :route", route=cap.route_id
+                )
+            return RouteCap(*rows[0])
+
+        return await self._db.write(op)
+
+    async def caps(self) -> tuple[RouteCap, ...]:
+        rows = await query(self._db, f"SELECT {CAP} FROM deployment_batch_caps ORDER BY route_id")
+        return tuple(RouteCap(*row) for row in rows)
+
+    async def set_weight(self, workspace_id: str, weight: int, audit: AuditRow | None) -> None:
+        def op() -> Op[None]:
+            rows = yield from sql(
+                "UPDATE workspaces SET batch_weight = :weight WHERE id = :id RETURNING id",
+                weight=weight,
+                id=workspace_id,
+            )
+            if not rows:
+                raise NotFound(f"no workspace {workspace_id!r}")
+            if audit is not None:
+                yield from _audit(audit)
+
+        await self._db.write(op)
+
+    async def weights(self) -> dict[str, int]:
+        rows = await query(self._db, "SELECT id, batch_weight FROM workspaces WHERE batch_weight <> 1 ORDER BY id")
+        return {row[0]: int(row[1]) for row in rows}
+
     async def put_signal(self, signal: SignalRow) -> None:
         kept = KEPT if signal.metrics_checked_at is None else KEPT - set(METRICS)
 
         def op() -> Op[None]:
             stored = replace(signal, checked_at=(yield from clock()))
-            values = dict(zip(SIGNAL.split(", "), astuple(stored), strict=True))
+            values = _named(SIGNAL, stored)
             values["metrics_ok"] = None if signal.metrics_ok is None else int(signal.metrics_ok)
             changes = ", ".join(
                 f"{name} = coalesce(excluded.{name}, deployment_batch_signals.{name})"
@@ -209,6 +251,11 @@ class SchedulingOps:
             limit=limit,
         )
         return tuple(AuditRow(*row) for row in rows)
+
+
+def _named(columns: str, row: Any) -> dict[str, Any]:
+    """Return a row's values by column."""
+    return dict(zip(columns.split(", "), astuple(row), strict=True))
 
 
 def _wait(row: Row) -> WaitRow:

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar
 T = TypeVar("T")
 
 Row = Sequence[Any]
-ColumnType = Literal["text", "bigint", "bytea"]
+ColumnType = Literal["text", "bigint", "float8", "bytea"]
 
 
 @dataclass(frozen=True, slots=True)
