@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 from frontend.httpd.exchange import Exchange
 from frontend.openai.auth import Authenticator, Forbidden
@@ -42,11 +41,17 @@ class Sessions(Protocol):
 
 
 class Callers:
-    """Answers who calls."""
+    """Answers who calls.
 
-    def __init__(self, authenticator: Authenticator, sessions: Sessions | None = None) -> None:
+    Attributes:
+        sessions: set by the pages; without it only keys count.
+    """
+
+    def __init__(self, authenticator: Authenticator, public_url: str = "") -> None:
+        """``public_url``: the origin that browsers see where a proxy changes ``Host``."""
         self._authenticator = authenticator
-        self.sessions = sessions
+        self._public_url = public_url
+        self.sessions: Sessions | None = None
 
     async def principal_of(self, exchange: Exchange) -> Principal:
         """Return who makes a request.
@@ -61,21 +66,23 @@ class Callers:
             session = await self.sessions.find(exchange)
             if session is not None:
                 if exchange.method not in SAFE_METHODS:
-                    check_same_site(exchange)
+                    check_same_site(exchange, self._public_url)
                     check_csrf(session, exchange.headers.get(CSRF_HEADER, b"").decode("latin-1"))
                 return session.principal
         remembered = self._authenticator.remembered(authorization)
         return remembered or await self._authenticator.authenticate(authorization)
 
 
-def check_same_site(exchange: Exchange) -> None:
+def check_same_site(exchange: Exchange, public_url: str = "") -> None:
     """Raises: Forbidden: the request was made by another site's page, or does not say by whose."""
     origin = exchange.headers.get(b"origin", b"").decode("latin-1").lower()
+    if origin and origin == public_url.rstrip("/").lower():
+        return
     host = exchange.headers.get(b"host", b"").decode("latin-1").lower()
-    parts = urlsplit(origin)
-    default = _DEFAULT_PORTS.get(parts.scheme)
+    scheme, separator, authority = origin.partition("://")
+    default = _DEFAULT_PORTS.get(scheme)
     # Compared without the scheme: a proxy in front may speak TLS while we see plain HTTP.
-    if default is None or not host or parts.netloc.removesuffix(default) != host.removesuffix(default):
+    if not (separator and host and default) or authority.removesuffix(default) != host.removesuffix(default):
         raise Forbidden("the request does not come from this site's own pages")
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from frontend.batches.scheduling.outlook import Outlook
-from frontend.batches.store.rows import BatchState, LineState, SchedulingRow, StatusDetail, WorkspaceKind
+from frontend.batches.scheduling.plain_words import InWords
+from frontend.batches.store.rows import BatchState, LineState, Mode, SchedulingRow, StatusDetail, WorkspaceKind
 from frontend.gateway_settings import UpstreamKind
 
 GateState = Literal["open", "closed", "unwatched"]
@@ -102,7 +103,6 @@ class BatchSummary:
         running_lines: lines that run now.
         waiting_reason: why it waits, of the route with most waiting lines; None while a line runs, or when it does not
             wait for capacity (rule 68).
-        waiting_model: the model of that route.
     """
 
     id: str
@@ -111,7 +111,7 @@ class BatchSummary:
     key_id: str
     key_name: str | None
     mine: bool
-    mode: str
+    mode: Mode
     endpoint: str
     model: str
     state: BatchState
@@ -133,7 +133,6 @@ class BatchSummary:
     error_file_id: str | None
     running_lines: int
     waiting_reason: str | None
-    waiting_model: str | None
     outlook: Outlook | None
 
     @property
@@ -219,7 +218,7 @@ class GateSpan:
 
 @dataclass(frozen=True, slots=True)
 class ChartPoint:
-    """One minute of a route: the most that was seen in it, and the cap at its end."""
+    """Some minutes of a route (see ``ChartView``): the most that was seen in them, the cap at their end."""
 
     at_us: int
     live_max: int
@@ -254,11 +253,16 @@ class EdgeView:
 
 @dataclass(frozen=True, slots=True)
 class ChartView:
-    """Why lines of a route did or did not start, from ``from_us`` to ``to_us``; spans cover all of it, in order."""
+    """Why lines of a route did or did not start, from ``from_us`` to ``to_us``; spans cover all of it, in order.
+
+    Attributes:
+        step_minutes: how many minutes each point stands for; those in which nobody looked have no point.
+    """
 
     route_id: str
     from_us: int
     to_us: int
+    step_minutes: int
     spans: tuple[GateSpan, ...]
     points: tuple[ChartPoint, ...]
     edges: tuple[EdgeView, ...]
@@ -270,14 +274,17 @@ class OpenInterval:
     """One time in which a window is open.
 
     Attributes:
-        opens_local, closes_local: ``2026-10-25 01:30 BST``.
+        closes_us, closes_local: None if it does not end within what is looked ahead.
+        opens_local, closes_local: ``Sun 2026-10-25 01:30 BST``.
+        open_now: it had begun before the time that was asked from, which ``opens_us`` is then.
         note: what a change of clocks does to it, empty otherwise.
     """
 
     opens_us: int
-    closes_us: int
+    closes_us: int | None
     opens_local: str
-    closes_local: str
+    closes_local: str | None
+    open_now: bool
     note: str
 
 
@@ -286,7 +293,7 @@ class PreviewView:
     """What settings that are not saved yet would mean.
 
     Attributes:
-        words: the settings in plain words: (title, text).
+        words: the settings in plain words.
         always: no window, so lines may start at any time; ``intervals`` is empty then.
         intervals: the next ones, the one open now first.
         live_closed_percent: share of the last week's observed minutes whose most live calls reached the yield
@@ -294,7 +301,7 @@ class PreviewView:
         observed_minutes: what that share stands on.
     """
 
-    words: tuple[tuple[str, str], ...]
+    words: InWords
     always: bool
     intervals: tuple[OpenInterval, ...]
     live_closed_percent: float | None
@@ -312,10 +319,19 @@ class WorkspaceView:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerNames:
+    """What a caller's workspace and key are called."""
+
+    workspace: str
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentView:
     """Something an alert rule found.
 
     Attributes:
+        workspace_id: None for one that concerns no single workspace.
         details: JSON object text.
         resolved_at_us: None while it is open.
     """
@@ -323,6 +339,7 @@ class IncidentView:
     id: str
     rule: str
     subject: str
+    workspace_id: str | None
     summary: str
     details: str
     opened_at_us: int

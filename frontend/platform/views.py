@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+from frontend.batches.store.rows import SchedulingRow
 from frontend.openai.principal import Principal
 from frontend.platform.access import BatchAccess
 from frontend.platform.read_models import (
     AuditView,
     BatchRows,
     BatchView,
+    CallerNames,
     ChartView,
     Deployment,
     IncidentView,
@@ -43,6 +45,10 @@ class Views(Protocol):
 
     def deployment(self, route_id: str) -> Deployment:
         """Raises: ApiError 404."""
+        ...
+
+    def defaults(self, route_id: str) -> SchedulingRow:
+        """Return the settings of a route for which none were saved."""
         ...
 
     async def routes_view(self) -> tuple[RouteView, ...]:
@@ -89,6 +95,8 @@ class Views(Protocol):
 
     async def personal_totals(self) -> PersonalTotals: ...
 
+    async def names_of(self, principal: Principal) -> CallerNames: ...
+
     async def workspaces(self) -> tuple[WorkspaceView, ...]:
         """Return every workspace with its weight."""
         ...
@@ -118,6 +126,6 @@ class Changes(Protocol):
         """Ask a batch to stop; harmless to repeat. Raises: Forbidden; ApiError 404, 409 if it has ended."""
         ...
 
-    async def set_weight(self, principal: Principal, workspace: str, weight: int) -> WorkspaceView:
+    async def set_weight(self, principal: Principal, workspace: str, weight: object) -> WorkspaceView:
         """Raises: Forbidden; ApiError 404, 400."""
         ...
