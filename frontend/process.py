@@ -99,7 +99,7 @@ class FrontendProcess:
             gateway = self._gateway = GatewayService(settings.gateway, app, os.environ)
             await gateway.start()
         self._http = HttpServer(
-            Dispatcher({b"v1": gateway.app} if gateway else {}, KserveApp(app, app.repeat)),
+            Dispatcher(gateway.applications() if gateway else {}, KserveApp(app, app.repeat)),
             settings.endpoints.host,
             settings.endpoints.http_port,
             settings.endpoints,

@@ -18,12 +18,14 @@ from frontend.batches.service import BatchesService
 from frontend.batches.store.protocol import Store, open_store
 from frontend.batches.store.rows import KeyRow
 from frontend.gateway_settings import GatewaySettings
+from frontend.httpd.exchange import Application
 from frontend.openai import development
 from frontend.openai.app import OpenAiApp
 from frontend.openai.auth import Authenticator
 from frontend.openai.execution import Gateway
 from frontend.openai.routes import Routes
 from frontend.openai.upstream import UpstreamClient
+from frontend.platform.service import PlatformService
 from frontend.serving import Serving
 from worker.channel.series import Series
 
@@ -99,6 +101,13 @@ class GatewayService:
         )
         self.batches = BatchesService(settings, self.door.store, self.authenticator, self.gateway)
         self.app = OpenAiApp(self.gateway, self.authenticator, settings.max_body_bytes, mounted=self.batches.mounted())
+        self.platform = PlatformService(
+            settings, self.door.store, self.authenticator, lambda: {entry.name for entry in serving.entries()}
+        )
+
+    def applications(self) -> dict[bytes, Application]:
+        """Return what is served, by first segment of the path."""
+        return {b"v1": self.app, b"api": self.platform.app}
 
     async def start(self) -> None:
         """Be ready to answer; the store may still be on its way."""
@@ -109,6 +118,7 @@ class GatewayService:
     async def close(self) -> None:
         """Withdraw what is under way and close everything; idempotent."""
         await self.app.close()
+        await self.platform.close()
         await self.batches.close()
         await self.gateway.close()
         await self.door.close()
