@@ -74,8 +74,6 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         _require_running(ufunc.__name__)
-        if "out" in kwargs:
-            kwargs["out"] = tuple(_opened(array, ufunc.__name__) for array in kwargs["out"])
         opened = [_opened(array, ufunc.__name__) for array in inputs]
         return _closed(getattr(ufunc, method)(*opened, **_open_all(kwargs, ufunc.__name__)))
 
