@@ -96,7 +96,7 @@ class FrontendProcess:
             # Here, not above: a frontend without a gateway loads no HTTP client and no database.
             from frontend.openai.service import GatewayService
 
-            gateway = self._gateway = GatewayService(settings.gateway, app, os.environ)
+            gateway = self._gateway = GatewayService(settings.gateway, app, os.environ, settings.run_dir)
             await gateway.start()
         self._http = HttpServer(
             Dispatcher(gateway.applications() if gateway else {}, KserveApp(app, app.repeat)),

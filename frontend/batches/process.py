@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterable, Mapping
@@ -25,8 +26,12 @@ from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.runner.runner import BatchRunner
 from frontend.batches.runner.timings import Timings
+from frontend.batches.scheduling.effective_caps import FixedCaps
+from frontend.batches.scheduling.live_counts import LiveCounts
+from frontend.batches.scheduling.metrics_reader import MetricsReader, approved_endpoints
+from frontend.batches.scheduling.route_watch import RouteWatch
 from frontend.batches.settings import BatchesSettings
-from frontend.batches.store.protocol import open_store
+from frontend.batches.store.protocol import Store, open_store
 from frontend.node.link import AsyncLink
 from frontend.openai.execution import Gateway
 from frontend.openai.routes import LOCAL_PREFIX, Routes
@@ -64,12 +69,14 @@ class BatchesProcess:
         times: Timings | None = None,
     ) -> None:
         self._times = times
+        self._runner_id = "runner-" + secrets.token_hex(8)
         self._settings = settings
         self._environ = environ
         self._link = None if link_socket is None else AsyncLink(link_socket, Order, self._on_order)
         self._stop = asyncio.Event()
         self._worker: LocalWorker | None = None
         self._gateway: Gateway | None = None
+        self._watch: RouteWatch | None = None
         self._runner: BatchRunner | None = None
         self._why = "the store is not open yet"
         self._draining = False
@@ -132,25 +139,50 @@ class BatchesProcess:
                 except (ServingError, OSError) as error:
                     self._tell(str(error))
                     await asyncio.sleep(OPEN_RETRY_S)
-        gateway = self._gateway = Gateway(Routes(gateway_settings, self._environ), UpstreamClient(), serving)
+        routes = Routes(gateway_settings, self._environ)
+        gateway = self._gateway = Gateway(routes, UpstreamClient(), serving)
         stack.push_async_callback(gateway.close)
         await gateway.start()
         models = PlannedModels(gateway)
         models.start()
-        gates = [WorkerGate(self._worker, lambda route: self._provider(route) == "local")] if self._worker else []
+        watch = self._watch = await self._open_watch(stack, store, routes)
+        away = [WorkerGate(self._worker, lambda route: self._provider(route) == "local")] if self._worker else []
         runner = BatchRunner(
             gateway_settings, store, objects, gateway,
             models=models, provider_of=self._provider, has_worker=serving is not None, times=self._times,
-            gates=gates,
+            gates=[*away, watch.gates], limits=watch.limits, observer=watch, runner_id=self._runner_id,
             on_state=self._report,
         )  # fmt: skip
+        stack.push_async_callback(watch.close)
         stack.push_async_callback(runner.close)
         # What is here now stays: a full collection would look through it again and again, 40 ms at a time.
         gc.collect()
         gc.freeze()
         await runner.start()
+        watch.start(runner)
         self._runner = runner
         self._tell("")
+
+    async def _open_watch(self, stack: contextlib.AsyncExitStack, store: Store, routes: Routes) -> RouteWatch:
+        """Bring up what the gates look at."""
+        settings, gateway = self._settings, self._settings.gateway
+        opened = asyncio.Event()
+        opened.set()
+        # There is none where a runner is all that runs of the gateway.
+        os.makedirs(settings.run_dir, 0o700, exist_ok=True)
+        live = LiveCounts(Path(settings.run_dir), routes, store, opened, reads=True)
+        live.start()
+        stack.push_async_callback(live.close)
+        load = MetricsReader(approved_endpoints(gateway), on_reading=lambda url: self._wake())
+        await load.start()
+        stack.push_async_callback(load.close)
+        return RouteWatch(
+            self._runner_id, store, gateway.batches.default_max_concurrency, live, load, FixedCaps(), self._provider
+        )
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            self._runner.wake()
 
     async def _drain(self, *, node_gone: bool) -> None:
         self._draining = True
@@ -170,6 +202,8 @@ class BatchesProcess:
         """Yield every figure of this process."""
         if self._runner is not None:
             yield from self._runner.figures.series()
+        if self._watch is not None:
+            yield from self._watch.series()
         if self._gateway is not None:
             yield from self._gateway.traffic.series(self._gateway.routes)
 

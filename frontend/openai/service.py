@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from engines.errors import ServingError, Unavailable
+from frontend.batches.scheduling.live_counts import LiveCounts
 from frontend.batches.service import BatchesService
 from frontend.batches.store.protocol import Store, open_store
 from frontend.batches.store.rows import KeyRow
@@ -88,13 +89,23 @@ class StoreDoor:
 
 
 class GatewayService:
-    """What a frontend holds for ``/v1``."""
+    """What a frontend holds for ``/v1``.
 
-    def __init__(self, settings: GatewaySettings, serving: Serving, environ: Mapping[str, str]) -> None:
+    Args:
+        run_dir: where the processes of this machine tell each other of their live calls; empty to tell nobody.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, serving: Serving, environ: Mapping[str, str], run_dir: str = ""
+    ) -> None:
         self.door = StoreDoor(open_store(settings, Path(settings.state_dir)), settings)
         self.authenticator = Authenticator(self.door)
+        routes = Routes(settings, environ)
+        self.live = (
+            LiveCounts(Path(run_dir), routes, self.door.store, self.door.opened, reads=False) if run_dir else None
+        )
         self.gateway = Gateway(
-            Routes(settings, environ),
+            routes,
             UpstreamClient(),
             serving,
             allow_client_priority=settings.allow_client_priority,
@@ -111,6 +122,8 @@ class GatewayService:
 
     async def start(self) -> None:
         """Be ready to answer; the store may still be on its way."""
+        if self.live is not None:
+            self.live.start()
         await self.gateway.start()
         self.door.start()
         await self.batches.start()
@@ -121,6 +134,8 @@ class GatewayService:
         await self.platform.close()
         await self.batches.close()
         await self.gateway.close()
+        if self.live is not None:
+            await self.live.close()
         await self.door.close()
 
     def series(self) -> Iterable[Series]:

@@ -88,19 +88,24 @@ def test_weighted_does_not_flood_a_route_that_was_away() -> None:
     assert Counter(take(routes).id for _ in range(20)) == {"r0": 10, "r1": 10}
 
 
-def test_counts_are_back_at_zero_and_told_on_every_change() -> None:
-    routes = make_routes(Clock(), "ordered", 1.0)
+def test_counts_are_back_at_zero_and_told_when_live_traffic_changes() -> None:
+    clock = Clock()
+    routes = make_routes(clock, "ordered", 1.0)
     served = routes.model("m")
     assert served is not None
-    seen: list[tuple[int, int]] = []
-    routes.on_change = lambda one: seen.append((one.live, one.batch))
+    seen: list[int] = []
+    waits: list[int] = []
+    routes.on_change = lambda one: seen.append(one.live)
+    routes.on_answer = lambda one, waited_ns: waits.append(waited_ns)
     live = routes.enter(served, served.routes[0], batch=False)
     line = routes.enter(served, served.routes[0], batch=True)
-    assert routes.live("r0") == 1
-    live.close()
-    live.close()
-    line.close()
-    assert seen == [(1, 0), (1, 1), (0, 1), (0, 0)]
+    assert (routes.live("r0"), served.routes[0].batch) == (1, 1)
+    clock.now_ns += SECOND_NS
+    for lease in (live, live, line):
+        lease.answered()
+        lease.close()
+    assert (seen, served.routes[0].live, served.routes[0].batch) == ([1, 0], 0, 0)
+    assert waits == [SECOND_NS], "once, and of live calls only"
 
 
 def test_a_pause_is_bounded_by_the_cooldown_and_never_shortened() -> None:

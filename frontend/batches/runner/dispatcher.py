@@ -22,6 +22,7 @@ from frontend.batches.runner.job import Job
 from frontend.batches.runner.lanes import Lane, Refusal
 from frontend.batches.runner.limits import RouteLimits
 from frontend.batches.runner.line_runner import End, LineRunner
+from frontend.batches.runner.observer import RouteObserver
 from frontend.batches.runner.outage import Persistence
 from frontend.batches.runner.timings import Timings, ns
 from frontend.batches.runner.wishes import Room, Round
@@ -50,6 +51,7 @@ class Dispatcher:
         executor: Executor,
         limits: RouteLimits,
         gates: Sequence[Gate],
+        observer: RouteObserver,
         times: Timings,
         figures: Figures,
         *,
@@ -66,13 +68,14 @@ class Dispatcher:
         self._executor = executor
         self._limits = limits
         self._gates = gates
+        self._observer = observer
         self._times = times
         self._figures = figures
         self._batch_concurrency = batch_concurrency
         self._clock_ns = clock_ns
         self._persistence = Persistence(times, figures)
         self._lines = LineRunner(
-            executor, self._persistence, gates, times, figures, self.wake,
+            executor, self._persistence, gates, observer, times, figures, self.wake,
             workers=workers, is_local=is_local, clock_ns=clock_ns, jitter=jitter,
         )  # fmt: skip
         self._jobs: list[Job] = []
@@ -171,7 +174,9 @@ class Dispatcher:
         resting = {route for route, until_ns in self._resting.items() if now_ns < until_ns}
         seekers = wishes.seekers_of(self._jobs, self._turns, self._gates, resting, now_ns)
         room = Room(self._lines.free, self._lines.bytes_free, self._lines.running_on)
-        return wishes.round_of(seekers, room, self._limits, self._batch_concurrency, now_ns)
+        return wishes.round_of(
+            seekers, room, self._limits, self._batch_concurrency, now_ns, counted=self._observer.running
+        )
 
     def _plan(self, job: Job, now_ns: int) -> None:
         """Choose the routes of the lanes' heads; say which lanes cannot run at all."""
@@ -220,6 +225,7 @@ class Dispatcher:
         rest_until_ns = self._clock_ns() + ns(self._times.pass_s)
         for group, seekers, of_group in zip(asked.groups, asked.seekers, answers, strict=True):
             begun = 0
+            given = [ClaimResult.CLAIMED in of_batch for of_batch in of_group]
             for seeker, batch, of_batch in zip(seekers, group.batches, of_group, strict=True):
                 job = seeker.job
                 if ClaimResult.STOPPED in of_batch:
@@ -228,7 +234,10 @@ class Dispatcher:
                 if not of_batch:
                     continue
                 priority = self._limits.priority(group.route_id)
-                executions = wishes.started(seeker, group.route_id, batch.lines, of_batch, priority)
+                others = sum(given) > (ClaimResult.CLAIMED in of_batch)
+                executions = wishes.started(
+                    seeker, group.route_id, batch.lines, of_batch, priority, others=others
+                )  # fmt: skip
                 if executions:
                     begun += len(executions)
                     self._lines.launch(job, executions)

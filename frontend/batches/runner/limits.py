@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from frontend.batches.scheduling.effective_caps import EffectiveCaps, FixedCaps
@@ -38,6 +39,10 @@ class StoredLimits:
     def row(self, route_id: str) -> SchedulingRow | None:
         """Return a route's settings; None if it has the defaults."""
         return self._rows.get(route_id)
+
+    def rows(self) -> Iterable[SchedulingRow]:
+        """Return the settings of every route that has its own."""
+        return self._rows.values()
 
     def cap(self, route_id: str) -> int:
         row = self._rows.get(route_id)

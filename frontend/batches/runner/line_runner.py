@@ -24,6 +24,7 @@ from frontend.batches.runner.gates import Ask, Gate, first_closed
 from frontend.batches.runner.inputs import read_what_is_there
 from frontend.batches.runner.job import Execution, Job
 from frontend.batches.runner.lanes import Retry
+from frontend.batches.runner.observer import RouteObserver
 from frontend.batches.runner.outage import Persistence
 from frontend.batches.runner.pause_state import after_overload, after_success
 from frontend.batches.runner.results import NO_CUSTOM_ID, UNREADABLE, Result, answered, read_input, without_response
@@ -65,6 +66,7 @@ class LineRunner:
         executor: Executor,
         persistence: Persistence,
         gates: Sequence[Gate],
+        observer: RouteObserver,
         times: Timings,
         figures: Figures,
         wake: Callable[[], None],
@@ -79,6 +81,7 @@ class LineRunner:
         self._executor = executor
         self._persistence = persistence
         self._gates = gates
+        self._observer = observer
         self._times = times
         self._figures = figures
         self._wake = wake
@@ -221,6 +224,10 @@ class LineRunner:
             answer.sent is Sent.NOT_SENT or (answer.sent is Sent.DECLINED and self._is_local(route))
         )
         overload = answer.status in OVERLOAD
+        if overload and answer.sent is not Sent.NOT_SENT:
+            self._observer.overload(route)
+        elif not never_ran:
+            self._observer.line(route, (now_ns - execution.started_ns) / 1e9)
         if overload or never_ran:
             self._figures.overloads += overload
             job.pauses[route] = after_overload(

@@ -29,6 +29,7 @@ from frontend.batches.runner.gates import Gate
 from frontend.batches.runner.job import Job, legitimate
 from frontend.batches.runner.leases import Lease, Leases
 from frontend.batches.runner.limits import RouteLimits, StoredLimits
+from frontend.batches.runner.observer import RouteObserver, Unobserved
 from frontend.batches.runner.outage import Persistence
 from frontend.batches.runner.timings import Timings, ns
 from frontend.batches.store.errors import StoreUnavailable
@@ -59,6 +60,7 @@ class BatchRunner:
     Args:
         is_local: whether a route is our own worker.
         gates: further conditions for starting a line, in order.
+        observer: told what lines meet on their routes.
         has_worker: whether models of our own worker can be run here; without, batches of models that nobody serves
             are handed back instead of failed, for a runner that has it.
     """
@@ -74,6 +76,7 @@ class BatchRunner:
         provider_of: Callable[[str], str] = lambda route: "none",
         gates: Sequence[Gate] = (),
         limits: RouteLimits | None = None,
+        observer: RouteObserver | None = None,
         times: Timings | None = None,
         runner_id: str = "",
         has_worker: bool = True,
@@ -95,7 +98,7 @@ class BatchRunner:
         self._leases = Leases(self.runner_id, store, self._times, clock_ns)
         self._check = InputCheck(objects)
         self._dispatcher = Dispatcher(
-            self.runner_id, store, executor, self._limits, gates, self._times, self.figures,
+            self.runner_id, store, executor, self._limits, gates, observer or Unobserved(), self._times, self.figures,
             workers=batches.workers, batch_concurrency=batches.batch_concurrency, hands_back=not has_worker,
             is_local=lambda route: provider_of(route) == "local", clock_ns=clock_ns,
         )  # fmt: skip
@@ -121,6 +124,10 @@ class BatchRunner:
     def jobs(self) -> int:
         """Batches held now."""
         return len(self._leases)
+
+    def wake(self) -> None:
+        """Look at once whether lines can start: something that they wait for has changed."""
+        self._dispatcher.wake()
 
     async def start(self) -> None:
         """Begin to run batches, or to wait for the right to."""

@@ -7,7 +7,7 @@ order and does not ask would hold up all others.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -40,10 +40,11 @@ class Room:
 
 @dataclass(slots=True)
 class Seeker:
-    """One lane that wants to start lines on one route."""
+    """One lane that wants to start lines on one route; ``before``: why nothing of it started there until now."""
 
     job: Job
     lane: Lane
+    before: Reason | None
     wishes: list[Wish] = field(default_factory=list)
 
 
@@ -75,33 +76,46 @@ def seekers_of(
                     # Only lines behind a pause of their own; they must not count as ready.
                     lane.reasons[route] = Reason.ROUTE_COOLING if lane.cooling else Reason.RATE_LIMITED
             for route in wanted:
+                before = lane.reasons.get(route)
                 reason = _closed(job, lane, route, gates, now_ns)
                 if reason is None and route in resting:
                     continue
                 lane.reasons[route] = reason
                 if reason is None:
-                    found.setdefault(route, []).append(Seeker(job, lane))
+                    found.setdefault(route, []).append(Seeker(job, lane, before))
     return found
 
 
 def round_of(
-    seekers: dict[str, list[Seeker]], room: Room, limits: RouteLimits, batch_concurrency: int, now_ns: int
+    seekers: dict[str, list[Seeker]],
+    room: Room,
+    limits: RouteLimits,
+    batch_concurrency: int,
+    now_ns: int,
+    *,
+    counted: Callable[[str], int] = lambda route: 0,
 ) -> Round:
-    """Return the claims to make, within ``room``, which is used up; notes ``concurrency`` and ``workers``."""
+    """Return the claims to make, within ``room``, which is used up; notes ``concurrency`` and ``workers``.
+
+    Args:
+        counted: lines that ran on a route, here and elsewhere, when last counted: a full route must read as one also
+            when this process has no permit left to find that out.
+    """
     result = Round()
     left = len(seekers)
     for route, asking in seekers.items():
         cap = limits.cap(route)
         free = cap - room.running.get(route, 0)
+        full = free <= 0 or counted(route) >= cap
         # Each route its part of the permits, so that a slow one cannot keep them all from the others.
         share = -(-room.permits // left)
         left -= 1
         limit = min(free, share, room.permits)
         if limit <= 0:
             for seeker in asking:
-                seeker.lane.reasons[route] = Reason.CONCURRENCY if free <= 0 else Reason.WORKERS
+                seeker.lane.reasons[route] = _full(seeker) if full else Reason.WORKERS
             continue
-        group = _group(route, asking, limit, cap, room, batch_concurrency, now_ns)
+        group = _group(route, asking, limit, cap, room, batch_concurrency, now_ns, full=full)
         if group is not None:
             room.permits -= group[0]
             result.groups.append(group[1])
@@ -110,9 +124,19 @@ def round_of(
 
 
 def started(
-    seeker: Seeker, route: str, asked: Sequence[ClaimLine], answers: Sequence[ClaimResult], priority: int | None
+    seeker: Seeker,
+    route: str,
+    asked: Sequence[ClaimLine],
+    answers: Sequence[ClaimResult],
+    priority: int | None,
+    *,
+    others: bool,
 ) -> list[Execution]:
-    """Take what was claimed out of the lane and return it; a line that is somebody else's is dropped."""
+    """Take what was claimed out of the lane and return it; a line that is somebody else's is dropped.
+
+    Args:
+        others: in this turn, other batches were given room on the route.
+    """
     executions = []
     new = 0
     reason: Reason | None = None
@@ -121,7 +145,8 @@ def started(
         if answer not in (ClaimResult.CLAIMED, ClaimResult.TAKEN):
             refused = True
             if answer is ClaimResult.FULL:
-                reason = Reason.CONCURRENCY
+                # There was room when it asked; that it is full now is because it was others' turn.
+                reason = Reason.FAIR_SHARE if others else _full(seeker)
             elif answer is ClaimResult.WAIT:
                 reason = reason or Reason.FAIR_SHARE
             continue
@@ -162,8 +187,21 @@ def _closed(job: Job, lane: Lane, route: str, gates: Sequence[Gate], now_ns: int
     return first_closed(gates, Ask(job.id, job.batch.workspace_id, route, now_ns))
 
 
+def _full(seeker: Seeker) -> Reason:
+    """Return why a batch waits for a route that is full: it was others' turn, and that has not come to an end yet."""
+    return Reason.FAIR_SHARE if seeker.before is Reason.FAIR_SHARE else Reason.CONCURRENCY
+
+
 def _group(
-    route: str, asking: list[Seeker], limit: int, cap: int, room: Room, batch_concurrency: int, now_ns: int
+    route: str,
+    asking: list[Seeker],
+    limit: int,
+    cap: int,
+    room: Room,
+    batch_concurrency: int,
+    now_ns: int,
+    *,
+    full: bool,
 ) -> tuple[int, ClaimGroup, list[Seeker]] | None:
     """Return (most lines that can be claimed, the group, its seekers)."""
     each = max(1, min(-(-limit // len(asking)) + (1 if len(asking) > 1 else 0), MAX_LINES_PER_GROUP // len(asking)))
@@ -176,7 +214,7 @@ def _group(
         waiting = seeker.lane.startable(route, now_ns)
         if not seeker.wishes:
             # Its batch has its share. It still says so: with its place left standing it would hold up the others.
-            seeker.lane.reasons[route] = Reason.WORKERS
+            seeker.lane.reasons[route] = Reason.CONCURRENCY if full else Reason.WORKERS
             seeker.job.published_ns = 0
             waiting = 0
         span = seeker.job.work.index.span

@@ -9,12 +9,11 @@ Source: batches.md 1.5, steps 2 to 5 of rule 17.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from frontend.batches.runner.gates import Ask, Reason
 from frontend.batches.scheduling import load_limits, window_state
@@ -24,9 +23,6 @@ from frontend.batches.scheduling.zones import UnknownZone
 from frontend.batches.store.rows import SchedulingRow
 
 log = logging.getLogger("batches")
-
-MAX_READS: Final = 256
-"""First readings under way at once."""
 
 
 class Rows(Protocol):
@@ -42,11 +38,9 @@ class LiveTraffic(Protocol):
 
 
 class LoadReader(Protocol):
-    """See ``MetricsReader``."""
-
-    def reading(self, url: str) -> Reading | None: ...
-
-    async def read(self, url: str) -> Reading: ...
+    def reading(self, url: str) -> Reading | None:
+        """Return the latest reading without waiting, None if there is none yet; starts a fetch if one is due."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +61,17 @@ class Evaluation:
     pending: bool = False
 
 
-OPEN: Final = Evaluation(None)
-
-
-def evaluate(row: SchedulingRow | None, now_us: int, live: LiveTraffic, load: LoadReader) -> Evaluation:
+def evaluate(route_id: str, row: SchedulingRow | None, now_us: int, live: LiveTraffic, load: LoadReader) -> Evaluation:
     """Return what a route's gates say at ``now_us`` (Unix microseconds). Starts a fetch of the load if one is due."""
-    if row is None:
-        return OPEN
-    window = window_of(row)
+    window = None if row is None else window_of(row)
     if window is not None and not _is_open(window, now_us):
         return Evaluation(Reason.OUTSIDE_WINDOW)
-    count = None
-    if row.yield_live_threshold is not None:
-        count = live.count(row.route_id)
-        if count is None or count >= row.yield_live_threshold:
-            return Evaluation(Reason.LIVE_TRAFFIC, count)
-    if row.metrics_url is None:
+    # Also without a threshold: people want to see it.
+    count = live.count(route_id)
+    threshold = None if row is None else row.yield_live_threshold
+    if threshold is not None and (count is None or count >= threshold):
+        return Evaluation(Reason.LIVE_TRAFFIC, count)
+    if row is None or row.metrics_url is None:
         return Evaluation(None, count)
     reading = load.reading(row.metrics_url)
     if reading is None:
@@ -127,7 +116,6 @@ class RouteGates:
         self._pass_ns = -1
         self._of_pass: dict[str, Reason | None] = {}
         self._yielding: dict[str, int] = {}
-        self._reads: dict[str, asyncio.Task[None]] = {}
 
     def closed(self, ask: Ask) -> Reason | None:
         """See ``Gate``."""
@@ -137,16 +125,13 @@ class RouteGates:
         elif ask.route_id in self._of_pass:
             return self._of_pass[ask.route_id]
         row = self._rows.row(ask.route_id)
-        found = evaluate(row, self._now_us(), self._live, self._load)
+        found = evaluate(ask.route_id, row, self._now_us(), self._live, self._load)
         self._of_pass[ask.route_id] = found.reason
         if found.reason is Reason.LIVE_TRAFFIC:
             self._yielding[ask.route_id] = ask.now_ns
         else:
             self._yielding.pop(ask.route_id, None)
-        if found.pending:
-            assert row is not None and row.metrics_url is not None
-            self._await_reading(row.metrics_url)
-        else:
+        if not found.pending:
             self._note(ask.route_id, found, ask.now_ns)
         return found.reason
 
@@ -163,24 +148,3 @@ class RouteGates:
             if threshold is None or (count is not None and count < threshold):
                 del self._yielding[route_id]
                 self.wake()
-
-    async def close(self) -> None:
-        """Give up readings under way; idempotent."""
-        reads = list(self._reads.values())
-        for task in reads:
-            task.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
-
-    def _await_reading(self, url: str) -> None:
-        """Look again as soon as the first reading of a server is there."""
-        if url in self._reads or len(self._reads) >= MAX_READS:
-            return
-
-        async def read() -> None:
-            try:
-                await self._load.read(url)
-            finally:
-                self._reads.pop(url, None)
-            self.wake()
-
-        self._reads[url] = asyncio.get_running_loop().create_task(read())

@@ -1,0 +1,170 @@
+"""One runner's care for its routes: the gates, what is told of them, and what is measured.
+
+Everything here is beside the runner's own loop: it reads what the gates have been told, and writes signals, edges and
+samples; if the store is away, lines go on as before and the figures wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol
+
+from frontend.batches.runner.limits import StoredLimits
+from frontend.batches.scheduling.effective_caps import EffectiveCaps
+from frontend.batches.scheduling.gates import Evaluation, LiveTraffic, LoadReader, RouteGates, evaluate
+from frontend.batches.scheduling.route_figures import RouteFigures
+from frontend.batches.scheduling.samples import Samples
+from frontend.batches.scheduling.signals import Signals
+from frontend.batches.store.errors import StoreUnavailable
+from frontend.batches.store.protocol import Store
+from worker.channel.series import Series
+
+log = logging.getLogger("batches")
+
+LOOK_S: Final = 0.05
+"""How soon lines start again after live traffic has gone."""
+ASKED_NS: Final = 2_000_000_000
+"""A route that no batch has asked for that long is not watched any more."""
+SIGNALS_S: Final = 0.1
+EDGES_S: Final = 1.0
+SAMPLE_S: Final = 1.0
+COUNT_S: Final = 2.0
+WRITE_SAMPLES_S: Final = 15.0
+PRUNE_S: Final = 60.0
+
+
+class Wakes(Protocol):
+    def wake(self) -> None: ...
+
+
+class RouteWatch:
+    """Between ``start`` and ``close``; used on one event loop.
+
+    Attributes:
+        gates: for the runner.
+        limits: for the runner; ``caps`` may adapt them.
+
+    Args:
+        provider_of: kind of a route.
+        now_us: Unix time in microseconds.
+    """
+
+    def __init__(
+        self,
+        process_id: str,
+        store: Store,
+        default_cap: int,
+        live: LiveTraffic,
+        load: LoadReader,
+        caps: EffectiveCaps,
+        provider_of: Callable[[str], str],
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.limits = StoredLimits(store, default_cap, caps)
+        self.figures = RouteFigures(process_id, store, provider_of)
+        self.gates = RouteGates(self.limits, live, load, self._note, now_us=now_us)
+        self._process_id = process_id
+        self._store = store
+        self._live = live
+        self._load = load
+        self._caps = caps
+        self._clock_ns = clock_ns
+        self._now_us = now_us
+        self._signals = Signals(process_id, store, self.limits.cap, now_us)
+        self._samples = Samples(store, self.limits.cap, now_us)
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self, runner: Wakes) -> None:
+        """Begin to watch, for a runner whose store is open."""
+        self.gates.wake = runner.wake
+        loop = asyncio.get_running_loop()
+        for interval_s, work in (
+            (LOOK_S, self._look),
+            (SIGNALS_S, self._write_signals),
+            (EDGES_S, self._signals.write_edges),
+            (SAMPLE_S, self._sample),
+            (COUNT_S, self._count),
+            (WRITE_SAMPLES_S, self._samples.write),
+            (PRUNE_S, self._prune),
+        ):
+            self._loops.append(loop.create_task(_every(interval_s, work)))
+
+    async def close(self) -> None:
+        """Write what is left and stop; idempotent."""
+        loops, self._loops = self._loops, []
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        if loops:
+            with contextlib.suppress(StoreUnavailable):
+                await self._write_signals()
+                await self._signals.write_edges()
+                await self._samples.write()
+                await self._store.alerts.release_duties(self._process_id)
+
+    # What the runner tells
+
+    def line(self, route_id: str, seconds: float) -> None:
+        """A line has got an answer of its upstream."""
+        self._samples.line(route_id, seconds)
+
+    def overload(self, route_id: str) -> None:
+        """A line has got 429 or 503."""
+        self._samples.overload(route_id)
+        self._caps.overload(route_id)
+
+    def running(self, route_id: str) -> int:
+        """Return how many lines ran on a route when they were last counted, in all processes."""
+        return self.figures.running(route_id)
+
+    def series(self) -> Iterable[Series]:
+        """Yield every figure."""
+        for reason, value in self._signals.pauses.items():
+            yield Series(
+                name="gateway_batch_route_pauses_total", kind="counter", value=value,
+                help="Times that a route's gates closed, or closed for another reason.", labels={"reason": reason},
+            )  # fmt: skip
+        yield from self.figures.series()
+
+    # Inside
+
+    def _note(self, route_id: str, found: Evaluation, now_ns: int) -> None:
+        self._signals.note(route_id, found, now_ns)
+        self._samples.note(route_id, found)
+
+    async def _look(self) -> None:
+        self.gates.look(self._clock_ns(), ASKED_NS)
+
+    async def _write_signals(self) -> None:
+        await self._signals.write(self._clock_ns())
+
+    async def _sample(self) -> None:
+        """Look at gates that cost nothing also while nothing waits: what is usual at this hour is worth knowing."""
+        for row in self.limits.rows():
+            if row.metrics_url is None and self._samples.silent(row.route_id):
+                self._samples.note(row.route_id, evaluate(row.route_id, row, self._now_us(), self._live, self._load))
+
+    async def _count(self) -> None:
+        await self.figures.refresh()
+        self._samples.counts(self.figures.counts)
+
+    async def _prune(self) -> None:
+        if self.figures.exports:
+            await self._store.explain.prune()
+
+
+async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except StoreUnavailable as error:
+            log.warning("batches.watch_outage error=%s", error)
+        except Exception:
+            log.exception("batches.watch_failed")
+        await asyncio.sleep(interval_s)
