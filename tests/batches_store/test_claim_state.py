@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.batches.store.claim_state import Contender, Existing, RouteView, decide, fair_rank
+from frontend.batches.store.claim_state import TURN, Contender, Existing, Pass, RouteView, decide, fair_rank
 from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, ClaimResult
 
 NOW = 1_000
@@ -24,12 +24,19 @@ def scenes(draw: st.DrawFn) -> tuple[ClaimGroup, RouteView]:
         if draw(st.booleans())
     }
     turns = {owner: at for owner in ("w0", "w1", "w2") if (at := draw(times)) is not None}
+    weights = {owner: draw(st.integers(2, 100)) for owner in ("w0", "w1", "w2") if draw(st.booleans())}
+    passes = {
+        owner: Pass(base + draw(st.integers(0, 3 * TURN)), base)
+        for owner in ("w0", "w1", "w2")
+        if draw(st.booleans())
+        for base in [draw(st.integers(0, 10 * TURN))]
+    }
     mine = draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
     batches = tuple(
         ClaimBatch(name, owners[name], 5, tuple(ClaimLine(n, f"{name}/{n}") for n in range(draw(st.integers(1, 4)))))
         for name in mine
     )
-    return ClaimGroup("R", draw(st.integers(1, 8)), batches), RouteView(running, contenders, turns)
+    return ClaimGroup("R", draw(st.integers(1, 8)), batches), RouteView(running, contenders, turns, weights, passes)
 
 
 def copy(view: RouteView) -> RouteView:
@@ -37,7 +44,7 @@ def copy(view: RouteView) -> RouteView:
         name: Contender(one.batch_id, one.workspace_id, one.since, one.last_claim_at, one.waiting_lines)
         for name, one in view.contenders.items()
     }
-    return RouteView(dict(view.running), contenders, dict(view.turns))
+    return RouteView(dict(view.running), contenders, dict(view.turns), dict(view.weights), dict(view.passes))
 
 
 @given(scenes())
@@ -76,8 +83,10 @@ def test_group_equals_single_claims_made_in_turn(scene: tuple[ClaimGroup, RouteV
         first = min(single.contenders.values(), key=lambda contender: fair_rank(contender, single))
         assert first.batch_id == batch.batch_id
         assert line.line_no == len([1 for b, _, at in decision.starts if b is batch and at < stamp])
+        single.take_turn(batch.workspace_id)
         single.start(batch.workspace_id, batch.batch_id)
         single.turns[batch.workspace_id] = first.last_claim_at = stamp
+    assert single.passes == view.passes
     assert all(stamp > turn for _, _, stamp in decision.starts for turn in scene[1].turns.values() if turn < NOW)
 
 
