@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -97,8 +98,12 @@ class MetricsReader:
         resolver = PinnedResolver()
         for endpoint in self._approved.values():
             resolver.pin(endpoint)
+        # aiohttp sends a GET again when the server hangs up without an answer, and has no switch for that. So each
+        # fetch has a connection of its own, and is refused a second one.
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(_once)
         self._session = aiohttp.ClientSession(
-            # A new connection each time: on one that is kept, aiohttp sends a GET again when the server had closed it.
+            trace_configs=[trace],
             connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -201,6 +206,14 @@ class MetricsReader:
 
     def _made(self, error: ReadError | None, load: Load) -> Reading:
         return Reading(self._clock_us(), self._clock_ns(), error, load.waiting, load.running, load.kv_cache_permille)
+
+
+async def _once(
+    session: aiohttp.ClientSession, request: SimpleNamespace, _: aiohttp.TraceConnectionCreateStartParams
+) -> None:
+    if hasattr(request, "connected"):
+        raise aiohttp.ClientConnectionError("one attempt only")
+    request.connected = True
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
