@@ -17,13 +17,15 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from frontend.gateway_settings import GatewaySettings, Identifier, RouteSettings
-from frontend.openai.addresses import Endpoint, NotApproved
+from frontend.gateway_settings import GatewaySettings, Identifier, RouteSettings, WebhookSettings
+from frontend.openai.addresses import Endpoint, NotApproved, is_private, read_address
 from frontend.openai.routes import LOCAL_PREFIX, endpoint_of
 from frontend.options import ENVIRONMENT_PREFIX, BadValue, convert
 
 SECTION: Final = "gateway"
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_ORIGIN: Final = re.compile(r"https?://[a-z0-9.\[\]:-]+")
+_WEBHOOK: Final = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(?:/[!-\"$-~]*)?")
 _ALL: Final = object()
 
 
@@ -213,6 +215,40 @@ class GatewayReading:
                 f"expected less than lease_seconds ({settings.batches.lease_seconds:g}),"
                 f" got {settings.batches.lease_renew_seconds:g}",
             )
+        rules: dict[str, str] = {}
+        for index, rule in enumerate(settings.alerts.rules):
+            if rule:
+                self._unique(rules, rule.name, f"gateway.alerts.rules[{index}].name")
+        self._check_webhook(settings.alerts.webhook, "gateway.alerts.webhook", development=settings.development)
+        if settings.pages.public_url and not _ORIGIN.fullmatch(settings.pages.public_url):
+            self._mistake(
+                "gateway.pages.public_url",
+                f"expected http(s)://HOST or http(s)://HOST:PORT, got {settings.pages.public_url[:80]!r}",
+            )
+
+    def _check_webhook(self, webhook: WebhookSettings, path: str, *, development: bool) -> None:
+        if not webhook.url:
+            for key in ("addresses", "secret_env"):
+                if getattr(webhook, key):
+                    self._mistake(f"{path}.{key}", "there is no url that it could belong to")
+            return
+        # The URL itself is not shown: its path may be what its receiver trusts in.
+        if not _WEBHOOK.fullmatch(webhook.url):
+            self._mistake(f"{path}.url", "expected http(s)://HOST[:PORT]/PATH without user, fragment and blanks")
+        plain = webhook.url.startswith("http://")
+        if plain and not webhook.addresses:
+            self._mistake(f"{path}.addresses", "addresses are missing: plain http goes to listed addresses only")
+        for index, text in enumerate(webhook.addresses):
+            try:
+                address = read_address(text, development=development)
+            except NotApproved as error:
+                self._mistake(f"{path}.addresses[{index}]", str(error))
+                continue
+            if plain and not is_private(address):
+                self._mistake(f"{path}.addresses[{index}]", "plain http may go to private addresses only; use https")
+        if not webhook.secret_env:
+            self._mistake(f"{path}.secret_env", "is missing: messages are signed, so that receivers can trust them")
+        self._check_variable(webhook.secret_env, f"{path}.secret_env", needed=self.need_upstream_keys)
 
     def _check_route(
         self, route: RouteSettings, path: str, places: dict[tuple[str, int], Endpoint], *, development: bool

@@ -10,7 +10,7 @@ from frontend import config
 from frontend.commands.settings import effective
 from frontend.config import ConfigError, Flag, Loaded
 from frontend.gateway_config import VARIABLES
-from frontend.gateway_settings import GatewaySettings
+from frontend.gateway_settings import AlertRule, GatewaySettings
 
 GOOD = """
 gateway:
@@ -93,6 +93,11 @@ def route(text: str) -> str:
     return "gateway: {models: [{name: m, routes: [{" + text + "}]}]}"
 
 
+def webhook(text: str) -> str:
+    return "gateway: {alerts: {webhook: {" + text + "}}}"
+
+
+WEBHOOK = "gateway.alerts.webhook"
 WHERE = "gateway.models[0].routes[0]"
 BAD = [
     ("gateway: 5", "gateway: expected a mapping, got 5"),
@@ -139,6 +144,31 @@ BAD = [
      "gateway.files.batch_retention_days: expected a whole number from 1 to 365, got 0"),
     ("gateway: {batches: {lease_seconds: 5}}",
      "gateway.batches.lease_renew_seconds: expected less than lease_seconds (5), got 15"),
+    ("gateway: {batches: {default_max_concurrency: 0}}",
+     "gateway.batches.default_max_concurrency: expected a whole number from 1 to 256, got 0"),
+    ("gateway: {alerts: {rules: [{name: a, kind: batch_late}]}}",
+     "gateway.alerts.rules[0].kind: expected batch_stalled|batch_failed|batch_at_risk, got 'batch_late'"),
+    ("gateway: {alerts: {rules: [{name: a, kind: batch_stalled, window_minutes: 4}]}}",
+     "gateway.alerts.rules[0].window_minutes: expected a whole number from 5 to 1440, got 4"),
+    ("gateway: {alerts: {rules: [{kind: batch_failed}]}}", "gateway.alerts.rules[0].name: is missing"),
+    ("gateway: {alerts: {rules: [{name: a, kind: batch_failed}, {name: a, kind: batch_failed}]}}",
+     "gateway.alerts.rules[1].name: 'a' is also gateway.alerts.rules[0].name"),
+    ("gateway: {alerts: {webhook: {secret_env: HOOK}}}",
+     "gateway.alerts.webhook.secret_env: there is no url that it could belong to"),
+    (webhook("url: 'https://hooks.example/x'"), f"{WEBHOOK}.secret_env: is missing"),
+    (webhook("url: 'https://hooks.example/x', secret_env: NO_SUCH"),
+     f"{WEBHOOK}.secret_env: the environment variable NO_SUCH is not set"),
+    (webhook("url: 'http://10.0.0.5/x', secret_env: HOOK"), f"{WEBHOOK}.addresses: addresses are missing"),
+    (webhook("url: 'http://h.example/x', addresses: [203.0.113.7], secret_env: HOOK"),
+     f"{WEBHOOK}.addresses[0]: plain http may go to private addresses only; use https"),
+    (webhook("url: 'https://h.example/x', addresses: [169.254.169.254], secret_env: HOOK"),
+     f"{WEBHOOK}.addresses[0]: 169.254.169.254 is not allowed"),
+    (webhook("url: 'https://u:pw@h.example/x', secret_env: HOOK"), f"{WEBHOOK}.url: expected http(s)://HOST"),
+    (webhook("url: 'ftp://h.example/x', secret_env: HOOK"), f"{WEBHOOK}.url: expected http(s)://HOST"),
+    ("gateway: {pages: {public_url: 'https://h.example/admin'}}",
+     "gateway.pages.public_url: expected http(s)://HOST or http(s)://HOST:PORT, got 'https://h.example/admin'"),
+    ("gateway: {pages: {session_hours: 0}}",
+     "gateway.pages.session_hours: expected a whole number from 1 to 168, got 0"),
     ("gateway: {batches: {validation: later}}", "gateway.batches.validation: expected sync|async, got 'later'"),
 ]  # fmt: skip
 
@@ -169,6 +199,30 @@ gateway:
         "gateway.models[0].routes[0].id", "gateway.models[0].routes[2].id", "gateway.models[0].routes[4].addresses",
         "gateway.models[1].name", "INFERENCE_SERVER_GATEWAY_STORRE", "gateway.development",
     ])  # fmt: skip
+
+
+def test_alerts_and_pages(tmp_path: Path) -> None:
+    text = """
+gateway:
+  alerts:
+    rules:
+      - {name: nights, kind: batch_stalled, workspace: ws_a, window_minutes: 5}
+    webhook: {url: "https://hooks.example:8443/in?team=x", secret_env: HOOK}
+  pages: {public_url: "https://serve.example", session_hours: 1}
+"""
+    gateway = load(tmp_path, text, {"HOOK": "s3cret"}).settings.gateway
+    assert gateway.alerts.rules == (AlertRule(name="nights", kind="batch_stalled", workspace="ws_a", window_minutes=5),)
+    assert gateway.alerts.webhook.url == "https://hooks.example:8443/in?team=x"
+    assert gateway.pages.session_hours == 1
+    assert "s3cret" not in repr(gateway)
+
+
+def test_alerts_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
+    assert [rule.kind for rule in load(tmp_path, "").settings.gateway.alerts.rules] == [
+        "batch_stalled", "batch_failed", "batch_at_risk",
+    ]  # fmt: skip
+    assert load(tmp_path, "gateway: {alerts: {rules: []}}").settings.gateway.alerts.rules == ()
+    assert load(tmp_path, "").settings.gateway.batches.default_max_concurrency == 2
 
 
 def test_a_password_in_the_store_is_not_shown(tmp_path: Path) -> None:
