@@ -39,6 +39,11 @@ INLINE_COST_NS = 2_000_000
 """Longest expected execution that runs on the loop: far below the 50 ms within which an expiry must be answered, and
 far above what handing a batch to another thread costs (20 to 50 us)."""
 BEAT_NS = int(BEAT_INTERVAL_S * 1e9)
+LONGEST_REST_NS = 1_000_000
+"""While the device thread runs a batch, records wait at most so long: a refusal or cancellation is not late with it."""
+SHORTEST_REST_NS = 100_000
+LEAD_NS = 300_000
+"""Records are taken in so long before an execution is expected to end, so that the next batch is there by then."""
 
 
 class Loop:
@@ -68,6 +73,8 @@ class Loop:
         self._attached: dict[int, Attached] = {}
         self._touched: set[Channel] = set()
         self._running: Batch | None = None
+        self._expected_end_ns = 0
+        self._took = False
         self._retries: deque[Dispatch] = deque()
         self._draining = False
         self._idle_until_ns = 0
@@ -106,10 +113,12 @@ class Loop:
         now_ns = self._clock_ns()
         if self._pulse is not None:
             self._pulse.beat(now_ns)
-        self._on_events(self._server.poll(self._timeout_ns(now_ns)))
+        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns)))
         now_ns = self._clock_ns()
         self._on_device()
-        for channel in self._server.rung():
+        rung = self._server.rung()
+        self._took = bool(rung)
+        for channel in rung:
             self._take(channel, now_ns)
         for shed in self._scheduler.expire(now_ns):
             self._shed(shed)
@@ -131,6 +140,12 @@ class Loop:
         if self._running is None:
             due_ns = min(due_ns, self._idle_until_ns)
         return max(0, due_ns - now_ns)
+
+    def _rest_ns(self, now_ns: int) -> int:
+        # Under load only: where nothing came in the last round, one wake-up costs less than looking every so often.
+        if self._running is None or not self._took:
+            return 0
+        return max(SHORTEST_REST_NS, min(self._expected_end_ns - LEAD_NS - now_ns, LONGEST_REST_NS))
 
     # Events
 
@@ -273,6 +288,7 @@ class Loop:
         estimate_ns = self._scheduler.estimate_ns(dispatch.model_id, dispatch.variant, dispatch.batch_size)
         if estimate_ns is None or estimate_ns > INLINE_COST_NS:
             self._running = batch
+            self._expected_end_ns = batch.staged_ns + (estimate_ns or 0)
             self._device.submit(batch)
         else:
             Dispatcher.execute(batch)

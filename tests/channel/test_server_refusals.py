@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,26 @@ def test_watched_descriptors_are_reported_until_unwatched(worker: EchoWorker) ->
     assert worker.server.poll(-1).fds == [fd]
     worker.server.unwatch(fd)
     assert worker.server.poll(MILLISECOND).fds == []
+    os.close(fd)
+
+
+def test_records_neither_ring_nor_end_a_rest_and_watched_descriptors_do(
+    worker: EchoWorker, new_peer: Callable[[], Peer]
+) -> None:
+    peer = new_peer()
+    peer.attach()
+    worker.turn(0)
+    peer.requests.push(request_words(1, 1, 0, 0, 0, 8, 0, 1, NO_DEADLINE, 1))
+    began_ns = time.monotonic_ns()
+    assert worker.server.poll(-1, MILLISECOND) == Events()
+    assert time.monotonic_ns() - began_ns >= MILLISECOND
+    assert worker.server.rung() == [worker.attached[0]]
+    assert worker.server.poll(0, 3600 * 1000 * MILLISECOND) == Events(), "whoever does not wait does not rest"
+    fd = open_doorbell()
+    worker.server.watch(fd)
+    os.eventfd_write(fd, 1)
+    assert worker.server.poll(-1, 3600 * 1000 * MILLISECOND).fds == [fd]
+    worker.server.unwatch(fd)
     os.close(fd)
 
 

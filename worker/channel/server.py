@@ -7,6 +7,9 @@ Theory
 
     Spinning adapts: it is cut in half each time nothing came, down to a sixteenth, and is whole again as soon as it
     paid off or a sleep turns out to have been shorter than a whole spin.
+
+    Resting is sleep that no record ends, so nobody rings for one: for a caller who could do nothing with it yet.
+    Watched descriptors and sockets still end it.
 """
 
 from __future__ import annotations
@@ -111,17 +114,20 @@ class ChannelServer:
         self._watched.discard(fd)
         self._epoll.unregister(fd)
 
-    def poll(self, timeout_ns: int) -> Events:
+    def poll(self, timeout_ns: int, rest_ns: int = 0) -> Events:
         """Return what happened; waits until something happens or any ring has work.
 
         The events are the caller's to read, not to change.
 
         Args:
             timeout_ns: 0 looks and returns; negative waits without limit.
+            rest_ns: how long records may wait, because nothing could be done with them; what is watched still ends it.
         """
         now_ns = time.monotonic_ns()
         if self._reception.has_news:
             return self._look_at_sockets(now_ns)
+        if rest_ns > 0 and timeout_ns:
+            return self._rest(rest_ns if timeout_ns < 0 else min(rest_ns, timeout_ns))
         ready = timeout_ns == 0 or self._table.has_work()
         if ready and now_ns - self._sockets_seen_ns >= self._control_interval_ns:
             return self._look_at_sockets(now_ns)
@@ -169,6 +175,13 @@ class ChannelServer:
                 return True
         self._spin_ns = max(self._spin_ns // 2, self._longest_spin_ns // _SHORTEST_SPIN)
         return False
+
+    def _rest(self, rest_ns: int) -> Events:
+        if self._epoll.fileno() < _SELECTABLE_FDS:
+            select.select([self._epoll], [], [], rest_ns / 1e9)
+        else:
+            time.sleep(rest_ns / 1e9)
+        return self._look_at_sockets(time.monotonic_ns())
 
     def _sleep(self, began_ns: int, timeout_ns: int) -> Events:
         self._sleeper.lie_down()
