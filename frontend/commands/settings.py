@@ -17,6 +17,8 @@ from frontend.config import ConfigError, Flag, Loaded, load
 from frontend.node.cpus import auto_frontends_here
 
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*@")
+_PATH = re.compile(r"(://[^/]*/).+")
+"""Of a webhook: many receivers trust whoever knows it."""
 
 
 def load_settings(
@@ -72,5 +74,7 @@ def effective(loaded: Loaded) -> dict[str, tuple[Any, str]]:
             value = value[part]
         if path == "gateway.store":
             value = _PASSWORD.sub(r"\1***@", value)
+        if path == "gateway.alerts.webhook.url":
+            value = _PATH.sub(r"\1***", value)
         found[path] = (value, source)
     return found

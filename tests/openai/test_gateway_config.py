@@ -210,7 +210,9 @@ gateway:
     webhook: {url: "https://hooks.example:8443/in?team=x", secret_env: HOOK}
   pages: {public_url: "https://serve.example", session_hours: 1}
 """
-    gateway = load(tmp_path, text, {"HOOK": "s3cret"}).settings.gateway
+    loaded = load(tmp_path, text, {"HOOK": "s3cret"})
+    gateway = loaded.settings.gateway
+    assert effective(loaded)["gateway.alerts.webhook.url"][0] == "https://hooks.example:8443/***"
     assert gateway.alerts.rules == (AlertRule(name="nights", kind="batch_stalled", workspace="ws_a", window_minutes=5),)
     assert gateway.alerts.webhook.url == "https://hooks.example:8443/in?team=x"
     assert gateway.pages.session_hours == 1
