@@ -1,0 +1,21 @@
+"""``world``: the same test on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postgres_server import postgres_server, postgres_url
+from store_world import World, world_of
+
+__all__ = ["postgres_server", "postgres_url"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    kind = request.param
+    place = str(tmp_path / "store.sqlite3") if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    with world_of(kind, place) as made:
+        yield made
