@@ -133,10 +133,13 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         public_url: scheme, host and port as browsers see them, if a proxy changes them; what a form's origin must be.
         session_hours: how long a sign-in lasts.
+        secret_env: environment variable with at least 32 characters that sign sessions; the same on every machine of
+            a store. Empty: a secret of its own in ``state_dir``.
     """
 
     enabled: bool = True
     public_url: Annotated[str, Meta(max_length=2048)] = ""
+    secret_env: str = ""
     session_hours: Annotated[int, Meta(ge=1, le=168)] = 12
 
 

@@ -34,9 +34,9 @@ class BatchesService:
         self._models = PlannedModels(executor)
         self.sweeper = Sweeper(store, self.objects)
         self.expiry = ExpirySweeper(store, self.objects, settings.files.batch_retention_days)
-        files = Files(store, self.objects, settings.files)
+        self.files = Files(store, self.objects, settings.files)
         jobs = Jobs(store, self.objects, self._check, self._models, settings.batches)
-        self._app = FilesAndBatches(authenticator, files, jobs)
+        self._app = FilesAndBatches(authenticator, self.files, jobs)
 
     def mounted(self) -> dict[bytes, Application]:
         """Return the applications below ``/v1/``, by first path segment."""

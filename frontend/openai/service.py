@@ -26,6 +26,7 @@ from frontend.openai.auth import Authenticator
 from frontend.openai.execution import Gateway
 from frontend.openai.routes import Routes
 from frontend.openai.upstream import UpstreamClient
+from frontend.platform.pages.service import PagesService
 from frontend.platform.service import PlatformService
 from frontend.serving import Serving
 from worker.channel.series import Series
@@ -115,10 +116,20 @@ class GatewayService:
         self.platform = PlatformService(
             settings, self.door.store, self.authenticator, lambda: {entry.name for entry in serving.entries()}
         )
+        self.pages: PagesService | None = None
+        if settings.pages.enabled:
+            self.pages = PagesService(
+                settings, self.door, self.authenticator, self.platform.views, self.platform.changes, self.batches.files,
+                environ,
+            )  # fmt: skip
+            self.platform.callers.sessions = self.pages.sessions
 
     def applications(self) -> dict[bytes, Application]:
         """Return what is served, by first segment of the path."""
-        return {b"v1": self.app, b"api": self.platform.app}
+        served: dict[bytes, Application] = {b"v1": self.app, b"api": self.platform.app}
+        if self.pages is not None:
+            served[b"ui"] = self.pages.app
+        return served
 
     async def start(self) -> None:
         """Be ready to answer; the store may still be on its way."""
@@ -127,11 +138,15 @@ class GatewayService:
         await self.gateway.start()
         self.door.start()
         await self.batches.start()
+        if self.pages is not None:
+            self.pages.start()
 
     async def close(self) -> None:
         """Withdraw what is under way and close everything; idempotent."""
         await self.app.close()
         await self.platform.close()
+        if self.pages is not None:
+            await self.pages.close()
         await self.batches.close()
         await self.gateway.close()
         if self.live is not None:

@@ -1,0 +1,177 @@
+// What the pages do beyond plain HTML: refresh their live parts, preview settings, show times in the reader's zone.
+// Everything works without this file; it only saves reloads.
+"use strict";
+
+const LIVE_HEADERS = { "X-Live": "1" };
+const MAX_PAUSE_S = 30;
+const PREVIEW_DELAY_MS = 300;
+
+document.documentElement.classList.add("scripted");
+
+function localTimes(root) {
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+  for (const time of root.querySelectorAll("time[data-moment]")) {
+    const at = new Date(time.dateTime);
+    if (!Number.isNaN(at.getTime())) {
+      time.title = time.textContent;
+      time.textContent = format.format(at);
+    }
+  }
+}
+
+// Replace the content of a part, keeping what the reader has opened and where the keyboard is.
+function replacePart(part, html) {
+  const parsed = new DOMParser().parseFromString(html, "text/html");
+  localTimes(parsed);
+  for (const open of part.querySelectorAll("details[open][id]")) {
+    const same = parsed.getElementById(open.id);
+    if (same) same.open = true;
+  }
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  const place = focused && pathTo(part, focused);
+  const scrolled = [...part.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  part.replaceChildren(...parsed.body.childNodes);
+  part.querySelectorAll(".scroll").forEach((box, index) => { box.scrollLeft = scrolled[index] || 0; });
+  if (focused) {
+    const heir = (focused.id && part.querySelector("#" + CSS.escape(focused.id))) || followPath(part, place);
+    if (heir) heir.focus({ preventScroll: true });
+  }
+}
+
+function pathTo(root, node) {
+  const path = [];
+  for (; node !== root; node = node.parentElement) path.unshift([...node.parentElement.children].indexOf(node));
+  return path;
+}
+
+function followPath(root, path) {
+  return path.reduce((node, index) => node && node.children[index], root);
+}
+
+function announce(part) {
+  const said = part.querySelector("[data-announce]");
+  const text = said ? said.dataset.announce : "";
+  const before = part.dataset.said;
+  part.dataset.said = text;
+  // Only what changed, and never the first state: that is on the page already.
+  if (before !== undefined && text && text !== before) document.getElementById("announcer").textContent = text;
+}
+
+function trouble(text, href) {
+  let bar = document.getElementById("trouble");
+  if (!text) {
+    if (bar) bar.remove();
+    return;
+  }
+  if (!bar) {
+    bar = document.createElement("div");
+    bar.id = "trouble";
+    bar.className = "trouble";
+    bar.setAttribute("role", "alert");
+    document.body.append(bar);
+  }
+  if (bar.dataset.text === text) return;
+  bar.dataset.text = text;
+  bar.replaceChildren(text + " ");
+  if (href) {
+    const link = document.createElement("a");
+    link.href = href;
+    link.textContent = "Sign in again";
+    bar.append(link);
+  }
+}
+
+class LivePart {
+  constructor(part) {
+    this.part = part;
+    this.url = part.dataset.live;
+    this.seconds = Number(part.dataset.seconds);
+    this.failures = 0;
+    this.timer = 0;
+    this.last = "";
+    announce(part);
+    document.addEventListener("visibilitychange", () => this.look());
+    this.schedule();
+  }
+
+  // Back in view: at once, since what is shown may be hours old.
+  look() {
+    clearTimeout(this.timer);
+    if (document.visibilityState === "visible") this.refresh();
+  }
+
+  schedule() {
+    clearTimeout(this.timer);
+    if (document.visibilityState !== "visible" || this.ended) return;
+    const pause = Math.min(this.seconds * 2 ** this.failures, Math.max(MAX_PAUSE_S, this.seconds));
+    this.timer = setTimeout(() => this.refresh(), pause * 1000);
+  }
+
+  async refresh() {
+    if (this.busy || this.ended) return;
+    this.busy = true;
+    try {
+      const answer = await fetch(this.url, { headers: LIVE_HEADERS, redirect: "error", signal: AbortSignal.timeout(10000) });
+      if (answer.status === 401) {
+        this.ended = true;
+        trouble("You have been signed out.", location.href);
+        return;
+      }
+      if (!answer.ok) throw new Error(String(answer.status));
+      const html = await answer.text();
+      if (html !== this.last) replacePart(this.part, html);
+      this.last = html;
+      this.failures = 0;
+      trouble("");
+      announce(this.part);
+    } catch {
+      this.failures = Math.min(this.failures + 1, 6);
+      if (this.failures > 1) trouble("No connection to the server; the values shown are old. Trying again…");
+    } finally {
+      this.busy = false;
+      this.schedule();
+    }
+  }
+}
+
+function previewWhileTyping(form) {
+  const box = document.getElementById("preview");
+  let timer = 0;
+  let asked = 0;
+  const ask = async () => {
+    const turn = ++asked;
+    const body = new URLSearchParams(new FormData(form));
+    try {
+      const answer = await fetch(form.dataset.preview, { method: "POST", body, headers: LIVE_HEADERS, redirect: "error" });
+      const html = await answer.text();
+      if (turn === asked && answer.ok) replacePart(box, html);
+    } catch {
+      // The button of the form still previews, and Save checks everything again.
+    }
+  };
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(ask, PREVIEW_DELAY_MS);
+  });
+  const zone = form.querySelector("[data-browser-zone]");
+  const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (zone && own) zone.value = own;
+}
+
+// A menu closes when the reader turns to something else.
+function closeMenus(event) {
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (event.type === "keydown" ? event.key === "Escape" : !menu.contains(event.target)) {
+      menu.open = false;
+      if (event.type === "keydown") menu.querySelector("summary").focus();
+    }
+  }
+}
+
+localTimes(document);
+// A chart wider than the screen begins with now.
+document.querySelectorAll(".chart > .scroll").forEach((box) => { box.scrollLeft = box.scrollWidth; });
+document.querySelectorAll("[data-live]").forEach((part) => new LivePart(part));
+document.querySelectorAll("form[data-preview]").forEach(previewWhileTyping);
+document.addEventListener("click", closeMenus);
+document.addEventListener("keydown", closeMenus);
