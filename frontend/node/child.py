@@ -19,6 +19,7 @@ from frontend.node.output import Output, Prefixer
 from worker.channel.pulse import create_pulse
 
 _READ_BYTES = 65536
+_STAT_BYTES = 4096
 Command = Callable[[str], list[str]]
 
 
@@ -39,7 +40,12 @@ def child_environment() -> dict[str, str]:
 def is_stopped(pid: int) -> bool:
     """Return whether a debugger or a job-control signal holds a process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # Four times a second and process, for ever: a file object would be most of what an idle node does.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stat = os.read(descriptor, _STAT_BYTES)
+        finally:
+            os.close(descriptor)
     except OSError:
         return False
     return stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
