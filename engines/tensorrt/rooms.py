@@ -1,0 +1,186 @@
+"""What all models of one worker share on the device: streams, scratch memory, and staging regions.
+
+Executions run one at a time, so one scratch block serves every model, as large as the largest needs. A *region* holds
+the inputs and outputs of one execution from ``acquire`` until its results are on the host; with several, copies for the
+next execution run beside the running one. Regions are lent, not owned: whoever needs one takes over the oldest that has
+finished, else waits for the oldest that runs, else takes back the oldest that was only staged (its inputs are copied
+again later). So nobody ever waits for a caller.
+
+``generation`` counts how often scratch or regions moved: whoever remembers an address or a graph compares it.
+
+All of it is used under ``lock``; a thread that waits for the device to finish need not hold it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from engines.device.base import Buffer, Device, Event, Span, Stream
+
+REGIONS: Final = 3
+"""One execution running, one staged, and one of the thread that loads and warms up models."""
+
+
+class Lodger(Protocol):
+    """An execution that holds a region."""
+
+    def running(self) -> bool:
+        """Whether it was launched and its results were not taken yet."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until it has run and keep its results; the region is free afterwards."""
+        ...
+
+    def unstage(self) -> None:
+        """Give the region back before it ran; inputs are copied again when it is launched."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Device memory of one execution's inputs and outputs, and the events around it."""
+
+    index: int
+    inputs_ready: Event
+    copy_started: Event
+    started: Event
+    ended: Event
+    outputs_ready: Event
+    buffer: Buffer | None = None
+    lodger: Lodger | None = None
+    taken: int = 0
+
+    @property
+    def span(self) -> Span:
+        assert self.buffer is not None, "no executable has asked for room yet"
+        return Span.whole(self.buffer)
+
+
+@dataclass(slots=True)
+class Rooms:
+    """The shared parts; ``start`` makes streams and events, memory comes with ``require``."""
+
+    device: Device
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    generation: int = 0
+    regions: list[Region] = field(default_factory=list)
+    _streams: list[Stream] = field(default_factory=list)
+    _scratch: Buffer | None = None
+    _taken: int = 0
+
+    def start(self) -> None:
+        """Make streams and events."""
+        for name in ("copy in", "compute", "copy out"):
+            self._streams.append(self.device.stream(name))
+        for index in range(REGIONS):
+            event = self.device.event
+            self.regions.append(Region(index, event(), event(), event(), event(), event()))
+
+    @property
+    def copy_in(self) -> Stream:
+        return self._streams[0]
+
+    @property
+    def compute(self) -> Stream:
+        return self._streams[1]
+
+    @property
+    def copy_out(self) -> Stream:
+        return self._streams[2]
+
+    @property
+    def scratch(self) -> Span | None:
+        """Scratch memory of every execution; None while no model needs any."""
+        return None if self._scratch is None else Span.whole(self._scratch)
+
+    @property
+    def device_bytes(self) -> int:
+        """What scratch and regions hold now."""
+        buffers = [self._scratch, *(region.buffer for region in self.regions)]
+        return sum(buffer.size_bytes for buffer in buffers if buffer is not None)
+
+    def require(self, scratch_bytes: int, region_bytes: int) -> None:
+        """Make room for an executable with these needs; waits for what runs if something must grow.
+
+        Raises:
+            OutOfDeviceMemory: it does not fit; what was there before is kept.
+        """
+        with self.lock:
+            grow_scratch = scratch_bytes > (self._scratch.size_bytes if self._scratch is not None else 0)
+            grow_regions = any(
+                region.buffer is None or region.buffer.size_bytes < region_bytes for region in self.regions
+            )
+            if not grow_scratch and not grow_regions:
+                return
+            self.settle()
+            fresh: list[Buffer] = []
+            try:
+                if grow_scratch:
+                    fresh.append(self.device.allocate(scratch_bytes, "scratch of executions"))
+                if grow_regions:
+                    fresh += [self.device.allocate(max(region_bytes, 1), "staging region") for _ in self.regions]
+            except BaseException:
+                for buffer in fresh:
+                    buffer.free()
+                raise
+            if grow_scratch:
+                old, self._scratch = self._scratch, fresh.pop(0)
+                if old is not None:
+                    old.free()
+            for region, buffer in zip(self.regions, fresh, strict=False):
+                if region.buffer is not None:
+                    region.buffer.free()
+                region.buffer = buffer
+            self.generation += 1
+
+    def acquire(self, lodger: Lodger) -> Region:
+        """Return a region for one execution; the lock is held."""
+        region = min(self.regions, key=_availability)
+        if region.lodger is not None:
+            if region.lodger.running():
+                region.lodger.settle()
+            else:
+                region.lodger.unstage()
+        self._taken += 1
+        region.lodger, region.taken = lodger, self._taken
+        return region
+
+    def settle(self) -> None:
+        """Leave nothing in flight and no region taken; the lock is held."""
+        for region in self.regions:
+            if region.lodger is not None:
+                if region.lodger.running():
+                    region.lodger.settle()
+                else:
+                    region.lodger.unstage()
+        self.device.synchronize()
+
+    def close(self) -> None:
+        """Free everything; every model must be closed."""
+        with self.lock:
+            if self._streams:
+                self.settle()
+            for region in self.regions:
+                for event in (
+                    region.inputs_ready, region.copy_started, region.started, region.ended, region.outputs_ready
+                ):  # fmt: skip
+                    event.close()
+                if region.buffer is not None:
+                    region.buffer.free()
+            if self._scratch is not None:
+                self._scratch.free()
+                self._scratch = None
+            for stream in self._streams:
+                stream.close()
+            self.regions.clear()
+            self._streams.clear()
+
+
+def _availability(region: Region) -> tuple[int, int]:
+    """Order regions by who should give way first."""
+    if region.lodger is None:
+        return (0, region.taken)
+    return (1 if region.lodger.running() else 2, region.taken)

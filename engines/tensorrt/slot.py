@@ -1,0 +1,269 @@
+"""One execution from filled arrays to arrays of results, and the pinned memory it passes through.
+
+States: idle -> staged (inputs on their way to a region) -> launched (execution and the way back are enqueued) -> idle.
+A region that is taken back turns a staged slot idle again; ``launch`` stages it anew.
+
+Copies name page-locked memory only. Arrays of the caller that lie in registered memory are read and written where they
+are; any others pass through the slot's own pinned arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, unique
+
+import numpy as np
+
+from engines.base import Timing
+from engines.device.base import Device, PinnedMemory, Span
+from engines.errors import EngineFailed
+from engines.tensor import BY_NAME, NDArray, element_count
+from engines.tensorrt.context import IoTensor, Outcome, ProfileContext
+from engines.tensorrt.resident import Weights
+from engines.tensorrt.rooms import Region, Rooms
+
+Locked = Callable[[NDArray], bool]
+"""Whether an array lies in page-locked memory, so that the device copies from and to it directly."""
+
+
+@unique
+class State(Enum):
+    """Where an execution is."""
+
+    IDLE = "idle"
+    STAGED = "staged"
+    LAUNCHED = "launched"
+
+
+class PinnedArrays:
+    """Pinned room for one execution's inputs and outputs, laid out as in a region."""
+
+    def __init__(self, title: str, context: ProfileContext, device: Device) -> None:
+        self._memory: PinnedMemory | None = device.pinned(max(context.region_bytes, 1), f"staging of {title}")
+        self.room = self._memory.array[: context.region_bytes]
+        self.room[...] = 0
+        self.inputs = [_view(self.room, tensor) for tensor in context.inputs]
+        self.outputs = [_view(self.room, tensor) for tensor in context.outputs]
+
+    def free(self) -> None:
+        """Give the memory back; a second call does nothing."""
+        self.inputs, self.outputs, self.room = [], [], np.empty(0, np.uint8)
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
+
+
+class DeviceSlot:
+    """An execution of one context; ``inputs`` and ``outputs`` are what the caller fills and reads.
+
+    Args:
+        pinned: where everything passes through that is not page-locked.
+        locked: tells which arrays are; None if ``inputs`` and ``outputs`` are the pinned arrays themselves.
+
+    Attributes:
+        given: the output arrays as they came, while ``outputs`` holds others of a size that the data decided.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        context: ProfileContext,
+        weights: Weights,
+        device: Device,
+        rooms: Rooms,
+        pinned: PinnedArrays,
+        inputs: list[NDArray],
+        outputs: list[NDArray],
+        locked: Locked | None = None,
+    ) -> None:
+        self.pinned = pinned
+        self.inputs, self.outputs, self.given = inputs, list(outputs), list(outputs)
+        self.state = State.IDLE
+        self.timing = Timing(0)
+        self.error: EngineFailed | None = None
+        self._title = title
+        self._context = context
+        self._weights = weights
+        self._device = device
+        self._rooms = rooms
+        self._bound = locked is not None
+        self._direct_in = [locked is not None and locked(array) for array in inputs]
+        self._direct_out = [locked is not None and locked(array) for array in outputs]
+        self._region: Region | None = None
+        self._outcome: Outcome | None = None
+
+    def stage(self) -> None:
+        """Begin copying inputs to the device."""
+        with self._rooms.lock:
+            assert self.state is not State.LAUNCHED, "staged while it runs"
+            if self.state is State.STAGED:
+                self.unstage()
+            self._stage()
+
+    def launch(self) -> None:
+        """Enqueue the execution and the copies of its results."""
+        rooms, context = self._rooms, self._context
+        with rooms.lock:
+            assert self.state is not State.LAUNCHED, "launched twice"
+            self.error = None
+            if self.state is State.IDLE:
+                self._stage()
+            region = self._region
+            assert region is not None
+            compute = rooms.compute
+            compute.wait(region.inputs_ready)
+            self._weights.before_use(compute)
+            compute.record(region.started)
+            self._outcome = context.launch(region)
+            compute.record(region.ended)
+            rooms.copy_out.wait(region.ended)
+            self._copy_out(region)
+            rooms.copy_out.record(region.outputs_ready)
+            self.state = State.LAUNCHED
+
+    def finish(self) -> Timing:
+        """Wait for the results.
+
+        Raises:
+            EngineFailed: the execution failed.
+            DeviceLost: the device is broken.
+        """
+        region = self._region
+        if self.state is State.LAUNCHED and region is not None:
+            # Not under the lock: another thread may stage meanwhile. If the slot is settled meanwhile, this waits for
+            # another execution, which does no harm.
+            region.outputs_ready.synchronize()
+        self.settle()
+        if self.error is not None:
+            raise self.error
+        return self.timing
+
+    def running(self) -> bool:
+        return self.state is State.LAUNCHED
+
+    def settle(self) -> None:
+        """See ``rooms.Lodger``; errors are kept for ``finish``."""
+        with self._rooms.lock:
+            if self.state is not State.LAUNCHED:
+                return
+            region, outcome = self._region, self._outcome
+            assert region is not None and outcome is not None
+            try:
+                region.outputs_ready.synchronize()
+                region.ended.synchronize()
+                if outcome.errors:
+                    self.error = EngineFailed(f"model '{self._title}': {'; '.join(outcome.errors)}")
+                else:
+                    self._collect(region, outcome)
+                self.timing = self._measured(region)
+            except EngineFailed as error:
+                self.error = error
+            finally:
+                self._leave()
+
+    def unstage(self) -> None:
+        """See ``rooms.Lodger``."""
+        with self._rooms.lock:
+            if self.state is State.STAGED and self._region is not None:
+                self._region.inputs_ready.synchronize()
+                self._leave()
+
+    def release(self) -> None:
+        """Let go of every array."""
+        self.inputs, self.outputs, self.given = [], [], []
+
+    def _leave(self) -> None:
+        if self._region is not None:
+            self._region.lodger = None
+        self._region = self._outcome = None
+        self.state = State.IDLE
+
+    def _stage(self) -> None:
+        rooms, context, device = self._rooms, self._context, self._device
+        region = self._region = rooms.acquire(self)
+        span = region.span
+        rooms.copy_in.record(region.copy_started)
+        if not any(self._direct_in):
+            if self._bound:
+                for array, own in zip(self.inputs, self.pinned.inputs, strict=True):
+                    own[...] = array
+            self._copy_in(span.part(0, context.inputs_bytes), self.pinned.room[: context.inputs_bytes])
+        else:
+            for tensor, array, own, direct in zip(
+                context.inputs, self.inputs, self.pinned.inputs, self._direct_in, strict=True
+            ):
+                if not direct:
+                    own[...] = array
+                self._copy_in(span.part(tensor.offset_bytes, tensor.room_bytes), _raw(array if direct else own))
+            # Gaps between inputs are read by nobody, but a launch declares the whole part.
+            self._fill_gaps(span, device)
+        rooms.copy_in.record(region.inputs_ready)
+        self.state = State.STAGED
+
+    def _fill_gaps(self, span: Span, device: Device) -> None:
+        ends = [*(tensor.offset_bytes for tensor in self._context.inputs[1:]), self._context.inputs_bytes]
+        for tensor, end in zip(self._context.inputs, ends, strict=True):
+            start = tensor.offset_bytes + tensor.room_bytes
+            if end > start:
+                device.zero(span.part(start, end - start), self._rooms.copy_in)
+
+    def _copy_in(self, target: Span, source: NDArray) -> None:
+        if target.size_bytes:
+            self._device.copy_in(target, source, self._rooms.copy_in)
+
+    def _copy_out(self, region: Region) -> None:
+        """Enqueue copies of all outputs whose size is known: one for all if they go to the slot's own arrays."""
+        context, span, stream = self._context, region.span, self._rooms.copy_out
+        if not self._bound and not context.dynamic:
+            size = context.region_bytes - context.inputs_bytes
+            if size:
+                self._device.copy_out(
+                    self.pinned.room[context.inputs_bytes :], span.part(context.inputs_bytes, size), stream
+                )
+            return
+        for tensor, array, own, direct in zip(
+            context.outputs, self.outputs, self.pinned.outputs, self._direct_out, strict=True
+        ):
+            if not tensor.dynamic and tensor.room_bytes:
+                source = span.part(tensor.offset_bytes, tensor.room_bytes)
+                self._device.copy_out(_raw(array if direct else own), source, stream)
+
+    def _collect(self, region: Region, outcome: Outcome) -> None:
+        """Bring the outputs where the caller reads them: those of unknown size have one now."""
+        stream = self._rooms.copy_out
+        pending = []
+        for index, tensor in enumerate(self._context.outputs):
+            if tensor.dynamic:
+                shape = outcome.shapes[tensor.name]
+                dtype = BY_NAME[tensor.dtype]
+                size = element_count(shape) * dtype.itemsize
+                room = self.pinned.room[tensor.offset_bytes : tensor.offset_bytes + size]
+                if size:
+                    self._device.copy_out(room, region.span.part(tensor.offset_bytes, size), stream)
+                pending.append((index, room, shape, dtype.numpy))
+            elif self._bound and not self._direct_out[index]:
+                self.outputs[index][...] = self.pinned.outputs[index]
+        if pending:
+            stream.synchronize()
+        for index, room, shape, numpy_dtype in pending:
+            # Copied: the next execution writes over the pinned room.
+            self.outputs[index] = room.copy().view(numpy_dtype).reshape(shape)
+
+    def _measured(self, region: Region) -> Timing:
+        elapsed = self._device.elapsed_ns
+        return Timing(
+            elapsed(region.started, region.ended),
+            copy_in_ns=elapsed(region.copy_started, region.inputs_ready),
+            copy_out_ns=elapsed(region.ended, region.outputs_ready),
+        )
+
+
+def _view(room: NDArray, tensor: IoTensor) -> NDArray:
+    shape = tuple(max(size, 0) for size in tensor.shape)
+    dtype = BY_NAME[tensor.dtype]
+    size = element_count(shape) * dtype.itemsize
+    return room[tensor.offset_bytes : tensor.offset_bytes + size].view(dtype.numpy).reshape(shape)
+
+
+def _raw(array: NDArray) -> NDArray:
+    return array.reshape(-1).view(np.uint8)
