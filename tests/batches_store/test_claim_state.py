@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.batches.store.claim_state import TURN, Contender, Existing, Pass, RouteView, decide, fair_rank
@@ -47,6 +47,7 @@ def copy(view: RouteView) -> RouteView:
     return RouteView(dict(view.running), contenders, dict(view.turns), dict(view.weights), dict(view.passes))
 
 
+@settings(deadline=None)
 @given(scenes())
 def test_group_never_exceeds_the_cap_and_answers_every_line(scene: tuple[ClaimGroup, RouteView]) -> None:
     group, view = scene
@@ -65,6 +66,7 @@ def test_group_never_exceeds_the_cap_and_answers_every_line(scene: tuple[ClaimGr
     assert stamps == sorted(set(stamps))
 
 
+@settings(deadline=None)
 @given(scenes())
 def test_group_equals_single_claims_made_in_turn(scene: tuple[ClaimGroup, RouteView]) -> None:
     group, view = scene

@@ -57,6 +57,7 @@ def views(draw: st.DrawFn) -> RouteView:
     return RouteView(running, contenders, turns, {}, passes)
 
 
+@settings(deadline=None)
 @given(views(), st.integers(1, 100))
 def test_rule_41_is_exact_while_all_weights_are_alike(view: RouteView, weight: int) -> None:
     expected = sorted(view.contenders, key=lambda name: rule_41(view.contenders[name], view))
@@ -69,6 +70,7 @@ def test_rule_41_is_exact_while_all_weights_are_alike(view: RouteView, weight: i
     assert view.passes == before, "equal weights keep no virtual time"
 
 
+@settings(deadline=None)
 @given(views(), st.dictionaries(st.sampled_from(OWNERS), st.integers(1, 100)))
 def test_order_puts_every_contender_in_one_place(view: RouteView, weights: dict[str, int]) -> None:
     view.weights = weights
@@ -136,6 +138,27 @@ def test_long_run_shares_are_the_weights(weights: dict[str, int], cap: int) -> N
     got = Counter(route.run(rounds * total))
     for name, weight in weights.items():
         assert abs(got[name] - rounds * weight) <= weight + 2, (got, weights, cap)
+
+
+@settings(deadline=None)
+@given(weights_of, st.integers(1, 8), st.integers(2, 8))
+def test_only_the_ratio_of_weights_counts(weights: dict[str, int], times: int, cap: int) -> None:
+    multiplied = {name: weight * times for name, weight in weights.items()}
+    long = {name: 1.0 + 3 * place for place, name in enumerate(weights)}
+    assert Route(weights, cap, long.__getitem__).run(80) == Route(multiplied, cap, long.__getitem__).run(80)
+
+
+@settings(deadline=None)
+@given(views(), st.dictionaries(st.sampled_from(OWNERS), st.integers(1, 100), min_size=2))
+def test_virtual_times_are_never_far_apart(view: RouteView, weights: dict[str, int]) -> None:
+    """So that lines given out of turn, while the others could not start any, are paid back for two turns at most."""
+    view.weights = weights
+    shares = view.shares()
+    if shares is not None:
+        times = view.virtual_times(shares)
+        assert all(times[name] <= min(times.values()) + 2 * TURN - TURN // shares[name] for name in shares)
+        known = [one.base for name, one in view.passes.items() if name in shares]
+        assert min(times.values()) >= max(known, default=0)
 
 
 def test_long_run_shares_hold_for_lines_of_any_length() -> None:

@@ -155,7 +155,10 @@ def decide(
         asks[batch.batch_id] = [
             i for i, line in enumerate(batch.lines) if not _settle_known(batch, i, line, existing, answers)
         ]
-        _contend(view, batch, now_us)
+        if asks[batch.batch_id]:
+            _contend(view, batch, now_us)
+        else:
+            view.contenders.pop(batch.batch_id, None)
     stamp_us = _after_last_claim(view, now_us)
     running = view.running_total()
     most = min(group.cap, running + group.limit)
@@ -164,9 +167,6 @@ def decide(
         pending = asks.get(first.batch_id)
         if pending is None:
             break
-        if not pending:
-            del view.contenders[first.batch_id]
-            continue
         batch, position = batches[first.batch_id], pending.pop(0)
         decision.answers[batch.batch_id][position] = ClaimResult.CLAIMED
         decision.starts.append((batch, batch.lines[position], stamp_us))
@@ -176,6 +176,8 @@ def decide(
         first.waiting_lines -= 1
         stamp_us += 1
         running += 1
+        if not pending:
+            del view.contenders[first.batch_id]
     if running >= group.cap:
         for batch_id, left in asks.items():
             for position in left:
