@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from engines.device.base import Buffer, Device, Span, Stream
@@ -99,7 +99,8 @@ class SlabArena:
             for move in moves:
                 size_bytes, moved = self._users[move.key]
                 moved(self._span(move.target_bytes, size_bytes))
-                for copy in copies(move, self._bounce_bytes):
+                # Only what was asked for: the rest of the last unit holds nothing.
+                for copy in copies(replace(move, size_bytes=size_bytes), self._bounce_bytes):
                     self._device.copy_within(
                         self._room(copy.target, copy.target_bytes, copy.size_bytes),
                         self._room(copy.source, copy.source_bytes, copy.size_bytes),

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from engines.agreement import model_name, require_agreement, require_facts
-from engines.array.graph import UnusableGraph, read_graph
-from engines.array.interpreter import OPERATORS, Interpreter, NodeFailed, to_host
+from engines.array.interpreter import Interpreter, NodeFailed, to_host
+from engines.array.loading import load_graph
 from engines.array.operator import Array
 from engines.base import Footprint, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
-from engines.errors import EngineFailed, NotReady
+from engines.errors import EngineFailed
 from engines.process_memory import release_freed
 from engines.staging import HostSlot, Plan
 from engines.tensor import NDArray
@@ -42,14 +42,7 @@ class ArrayEngine:
     def open(self, manifest: Manifest, model_file: Path) -> ArrayModel:
         name = model_name(model_file)
         facts = require_facts(model_file)
-        try:
-            graph = read_graph(model_file, OPERATORS)
-        except UnusableGraph as error:
-            raise NotReady(f"{name}: {model_file} does not load: {error}") from error
-        except Exception as error:
-            # The protobuf library raises types of its own for a file that is cut short.
-            reason = " ".join(str(error).split())[:400] or type(error).__name__
-            raise NotReady(f"{name}: {model_file} does not load: {reason}") from error
+        graph = load_graph(name, model_file)
         require_agreement(manifest, graph.inputs, graph.outputs, model_file)
         return ArrayModel(name, manifest, Interpreter(graph, self._xp), self._xp, facts.weights_bytes)
 

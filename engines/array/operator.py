@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 Array = Any
 """An array of ``xp``; the modules share no type."""
 
@@ -40,6 +42,7 @@ class Call:
         attributes: the node's.
         opset: version of the operator set, where meanings differ.
         output_count: outputs that the node names.
+        refusals: filled by ``require_not`` on a device, None on the host.
     """
 
     xp: Any
@@ -47,10 +50,22 @@ class Call:
     attributes: Mapping[str, Any]
     opset: int
     output_count: int
+    refusals: list[tuple[Array, str]] | None = None
 
     def input(self, index: int) -> Array:
         """Return an input, None if it is not given."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def require_not(self, wrong: Array, reason: str) -> None:
+        """Fail the node if a boolean array of rank 0 is true.
+
+        On the host that is now; on a device whoever waits for the results looks at the array then, so that the host
+        need not wait here.
+        """
+        if self.refusals is not None:
+            self.refusals.append((wrong, reason))
+        elif wrong:
+            raise ValueError(reason)
 
     def host_ints(self, index: int) -> list[int] | None:
         """Return an input of sizes or axes as integers, None if it is not given."""
@@ -64,10 +79,23 @@ Function = Callable[[Call], Array]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A function and the positions of the inputs that it takes as host arrays."""
+    """A function and how it stands to the host.
+
+    Attributes:
+        host: positions of the inputs that it takes as host arrays.
+        waits: whether the host must know values before it can go on, because they decide the size of an output.
+        may_refuse: whether it calls ``require_not``.
+    """
 
     function: Function
     host: tuple[int, ...] = ()
+    waits: bool = False
+    may_refuse: bool = False
+
+
+def is_on_host(array: Array) -> bool:
+    """Return whether an array is numpy's own; arrays of a device can be fetched with ``get``."""
+    return isinstance(array, np.ndarray) and not hasattr(array, "get")
 
 
 def wide(xp: Any, array: Array) -> Array:

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from engines.array.graph import UnusableGraph, read_graph
-from engines.array.interpreter import OPERATORS, Interpreter, NodeFailed
+from engines.array.graph import Graph, UnusableGraph, read_graph
+from engines.array.interpreter import OPERATORS, Interpreter, NodeFailed, to_host
+from engines.device.host import HostDevice
 from engines.tensor import NDArray
 
 _OPTIONS = onnxruntime.SessionOptions()
@@ -67,16 +68,31 @@ def compare(
     feeds = {f"in{index}": array for index, array in enumerate(inputs)}
     expected = onnxruntime.InferenceSession(raw, _OPTIONS, providers=["CPUExecutionProvider"]).run(None, feeds)
     scratch.write_bytes(raw)
-    got = Interpreter(read_graph(scratch, OPERATORS), np).run(feeds)
-    for name, want in zip((f"out{index}" for index in range(outputs)), expected, strict=True):
-        assert got[name].dtype == want.dtype, f"{operator}: {got[name].dtype} instead of {want.dtype}"
-        assert got[name].shape == want.shape, f"{operator}: {got[name].shape} instead of {want.shape}"
-        if want.dtype.kind == "f":
-            if want.dtype == np.float16:
-                rtol, atol = 2e-3, 2e-3
-            np.testing.assert_allclose(got[name], want, rtol=rtol, atol=atol)
-        else:
-            np.testing.assert_array_equal(got[name], want)
+    graph = read_graph(scratch, OPERATORS)
+    for got in (Interpreter(graph, np).run(feeds), run_on_device(graph, feeds)):
+        for name, want in zip((f"out{index}" for index in range(outputs)), expected, strict=True):
+            assert got[name].dtype == want.dtype, f"{operator}: {got[name].dtype} instead of {want.dtype}"
+            assert got[name].shape == want.shape, f"{operator}: {got[name].shape} instead of {want.shape}"
+            if want.dtype.kind == "f":
+                if want.dtype == np.float16:
+                    rtol, atol = 2e-3, 2e-3
+                np.testing.assert_allclose(got[name], want, rtol=rtol, atol=atol)
+            else:
+                np.testing.assert_array_equal(got[name], want)
+
+
+def run_on_device(graph: Graph, feeds: dict[str, NDArray]) -> dict[str, NDArray]:
+    """Run with an array module that takes no host arrays and lacks what a GPU's lacks."""
+    device, results = HostDevice(), {}
+
+    def work() -> None:
+        made = Interpreter(graph, device.xp).run({name: device.xp.asarray(array) for name, array in feeds.items()})
+        results.update({name: to_host(array) for name, array in made.items()})
+
+    device.launch(device.stream("compute"), work, reads=[], writes=[])
+    device.synchronize()
+    device.close()
+    return results
 
 
 def floats(seed: int, *shape: int, dtype: Any = np.float32) -> NDArray:

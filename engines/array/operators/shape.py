@@ -93,8 +93,13 @@ def _cut(start: int, end: int, step: int, size: int) -> slice:
 
 def _gather(call: Call) -> Array:
     table, indices = call.inputs
-    # A device module wraps indices instead of refusing them; numpy refuses.
-    return call.xp.take(table, indices, axis=call.attributes.get("axis", 0))
+    axis = call.attributes.get("axis", 0)
+    if call.refusals is not None:
+        # A device module wraps indices instead of refusing them; numpy refuses.
+        size = table.shape[axis]
+        outside = ((indices < -size) | (indices >= size)).any()
+        call.require_not(outside, f"an index is out of range for axis {axis} with {size} entries")
+    return call.xp.take(table, indices, axis=axis)
 
 
 def _expand(call: Call) -> Array:
@@ -164,10 +169,10 @@ OPERATORS: Final[dict[str, Operator]] = {
     "Shape": Operator(_shape),
     "Concat": Operator(_concat),
     "Slice": Operator(_slice, host=(1, 2, 3, 4)),
-    "Gather": Operator(_gather),
+    "Gather": Operator(_gather, may_refuse=True),
     "Expand": Operator(_expand, host=(1,)),
     "ConstantOfShape": Operator(_constant_of_shape, host=(0,)),
     "Split": Operator(_split, host=(1,)),
     "Pad": Operator(_pad, host=(1, 2, 3)),
-    "NonZero": Operator(_non_zero),
+    "NonZero": Operator(_non_zero, waits=True),
 }

@@ -1,0 +1,194 @@
+"""Buffers of one execution on a device: pinned host memory, device memory of the same layout, and what times them.
+
+All inputs lie in one piece, all outputs in another, so that the engine's own buffers take one copy each way. Arrays of
+the caller are copied straight from and to where they lie if that memory is registered, else through the pinned buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.base import Timing
+from engines.device.base import ALIGNMENT_BYTES, Event, Span
+from engines.device.shared import SharedDevice
+from engines.staging import Plan
+from engines.tensor import NDArray, TensorSpec, element_count
+
+_MOMENTS = ("copy in from", "copied in", "began", "ended", "copy out from", "copied out")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Offsets and sizes of tensors laid one behind the other, aligned."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Layout:
+        offsets, each, end = [], list(sizes), 0
+        for size in each:
+            offsets.append(end)
+            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return cls(tuple(offsets), tuple(each), end)
+
+    @classmethod
+    def of_tensors(cls, specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], extra_bytes: int = 0) -> Layout:
+        """Return the layout of full tensors, with ``extra_bytes`` as one more piece at the end if not 0."""
+        sizes = [element_count(shape) * spec.element.numpy.itemsize for spec, shape in zip(specs, shapes, strict=True)]
+        return cls.of([*sizes, extra_bytes] if extra_bytes else sizes)
+
+
+class DeviceSlot:
+    """A slot whose arrays have a place on the device.
+
+    Args:
+        refusals: boolean results (one byte each) that travel back behind the outputs.
+
+    Attributes:
+        inputs, outputs: the engine's own pinned arrays, or the caller's.
+    """
+
+    def __init__(self, shared: SharedDevice, plan: Plan, refusals: int = 0) -> None:
+        self.inputs: list[NDArray] = []
+        self.outputs: list[NDArray] = []
+        self.in_flight = False
+        self._shared = shared
+        self._plan = plan
+        self._in = Layout.of_tensors(plan.input_specs, plan.inputs)
+        self._out = Layout.of_tensors(plan.output_specs, plan.outputs, refusals)
+        device = shared.device
+        size_bytes = max(1, self._in.size_bytes + self._out.size_bytes)
+        self._buffer = device.allocate(size_bytes, f"staging of '{plan.model}'")
+        try:
+            self._pinned = device.pinned(size_bytes, f"staging of '{plan.model}'")
+        except BaseException:
+            self._buffer.free()
+            raise
+        self._pinned.array[...] = 0
+        whole = Span.whole(self._buffer)
+        self.input_span = whole.part(0, self._in.size_bytes)
+        self.output_span = whole.part(self._in.size_bytes, self._out.size_bytes)
+        self._own_inputs = self._arrays(plan.input_specs, plan.inputs, self._in, 0)
+        self._own_outputs = self._arrays(plan.output_specs, plan.outputs, self._out, self._in.size_bytes)
+        self._own = True
+        self._straight_out: list[bool] = [False] * len(plan.outputs)
+        self._events: dict[str, Event] = {moment: device.event() for moment in _MOMENTS}
+
+    def input_part(self, index: int) -> Span:
+        return self.input_span.part(self._in.offsets[index], self._in.sizes[index])
+
+    def output_part(self, index: int) -> Span:
+        return self.output_span.part(self._out.offsets[index], self._out.sizes[index])
+
+    @property
+    def refusal_part(self) -> Span:
+        """The bytes behind the last output."""
+        return self.output_part(len(self._plan.outputs))
+
+    @property
+    def refused(self) -> NDArray:
+        """The boolean results of the last execution, after ``wait``."""
+        start = self._in.size_bytes + self._out.offsets[len(self._plan.outputs)]
+        return self._pinned.array[start : start + self._out.sizes[len(self._plan.outputs)]]
+
+    def use_own(self) -> None:
+        """Hand out the pinned arrays; outputs of a data-dependent size were replaced by the last run's."""
+        self.inputs, self.outputs, self._own = list(self._own_inputs), list(self._own_outputs), True
+
+    def use(self, inputs: list[NDArray], outputs: list[NDArray]) -> None:
+        """Run on the caller's arrays, which must stay until the results are there."""
+        self._plan.require_fit(inputs, outputs)
+        self.inputs, self.outputs, self._own = inputs, list(outputs), False
+
+    def send(self) -> None:
+        """Enqueue the copies of the inputs."""
+        shared = self._shared
+        device, stream = shared.device, shared.copy_in
+        self.in_flight = True
+        straight = [not self._own and shared.reaches(array) for array in self.inputs]
+        if not self._own:
+            for own, array, is_straight in zip(self._own_inputs, self.inputs, straight, strict=True):
+                if not is_straight:
+                    np.copyto(own, array)
+        with shared.lock:
+            stream.record(self._events["copy in from"])
+            if not any(straight):
+                device.copy_in(self.input_span, self._pinned.array[: self._in.size_bytes], stream)
+            else:
+                for index, is_straight in enumerate(straight):
+                    source = self.inputs[index] if is_straight else self._own_inputs[index]
+                    device.copy_in(self.input_part(index), source, stream)
+            stream.record(self._events["copied in"])
+
+    def begin(self) -> None:
+        """Order the compute stream behind the inputs; the work comes next."""
+        self._shared.compute.wait(self._events["copied in"])
+        self._shared.compute.record(self._events["began"])
+
+    def end(self) -> None:
+        """Enqueue the copies of the outputs behind the work; the lock is held since ``begin``."""
+        shared = self._shared
+        device, stream = shared.device, shared.copy_out
+        shared.compute.record(self._events["ended"])
+        stream.wait(self._events["ended"])
+        stream.record(self._events["copy out from"])
+        self._straight_out = [
+            not self._own and not dynamic and shared.reaches(array)
+            for array, dynamic in zip(self.outputs, self._plan.dynamic, strict=True)
+        ]
+        if not any(self._straight_out):
+            start = self._in.size_bytes
+            device.copy_out(self._pinned.array[start : start + self._out.size_bytes], self.output_span, stream)
+        else:
+            for index, straight in enumerate(self._straight_out):
+                target = self.outputs[index] if straight else self._own_outputs[index]
+                device.copy_out(target, self.output_part(index), stream)
+            if len(self._out.sizes) > len(self.outputs):
+                device.copy_out(self.refused, self.refusal_part, stream)
+        stream.record(self._events["copied out"])
+
+    def wait(self) -> Timing:
+        """Wait for the outputs and return what each part took on the device."""
+        self._events["copied out"].synchronize()
+        self.in_flight = False
+        elapsed, events = self._shared.device.elapsed_ns, self._events
+        return Timing(
+            elapsed(events["began"], events["ended"]),
+            elapsed(events["copy in from"], events["copied in"]),
+            elapsed(events["copy out from"], events["copied out"]),
+        )
+
+    def abandon(self) -> None:
+        """Give the slot up after something could not be enqueued."""
+        self._shared.device.synchronize()
+        self.in_flight = False
+
+    def take_output(self, index: int, shape: tuple[int, ...]) -> None:
+        """Put an output where the caller looks for it, after ``wait``; ``shape`` is its real one."""
+        own = self._own_outputs[index]
+        if self._plan.dynamic[index]:
+            self.outputs[index] = own.reshape(-1)[: element_count(shape)].reshape(shape).copy()
+        elif not self._own and not self._straight_out[index]:
+            np.copyto(self.outputs[index], own)
+
+    def close(self) -> None:
+        """Free the buffers; nothing may be in flight."""
+        self._own_inputs, self._own_outputs, self.inputs, self.outputs = [], [], [], []
+        self._buffer.free()
+        self._pinned.free()
+        for event in self._events.values():
+            event.close()
+
+    def _arrays(
+        self, specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], layout: Layout, base: int
+    ) -> list[NDArray]:
+        arrays: list[NDArray] = []
+        for spec, shape, offset, size in zip(specs, shapes, layout.offsets, layout.sizes, strict=False):
+            piece = self._pinned.array[base + offset : base + offset + size]
+            arrays.append(piece.view(spec.element.numpy).reshape(shape))
+        return arrays
