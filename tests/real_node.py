@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 40.0
 POLL_S = 0.02
 
 
-def until(what: str, probe: Callable[[], T | None], timeout_s: float = 20.0) -> T:
+def until(what: str, probe: Callable[[], T | None], timeout_s: float = 60.0) -> T:
     """Return the first true value of ``probe``; fail with ``what`` after ``timeout_s``.
 
     For conditions of other processes that announce nothing; where there is an event, wait for that instead.

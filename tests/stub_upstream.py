@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @dataclass(slots=True)
