@@ -45,6 +45,9 @@ def run(arguments: argparse.Namespace, sleep: Callable[[float], None] = time.sle
         for line, code, message in error.faults:
             print(f"  line {line}: {code}: {message}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; not a failure to talk about.
+        raise
     except OSError as error:
         print(f"ringserve: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,17 @@ def test_wait_and_results(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([requests.name, "out.jsonl"])
     assert run("results", document["id"], "--errors", "-o", str(target)) == 0
     assert target.read_bytes() == error
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure_to_talk_about(
+    gateway: LiveGateway, run: Run, requests: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch_id = submitted(run, requests, capsys)
+    end(gateway, batch_id, b'{"custom_id":"a"}\n' * 100_000)
+    command = f"{shlex.quote(sys.executable)} -m frontend.cli batch results {batch_id} | head -n 1"
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=True)
+    assert shown.stdout == '{"custom_id":"a"}\n'
+    assert shown.stderr == ""
 
 
 def test_results_before_the_end(run: Run, requests: Path, capsys: pytest.CaptureFixture[str]) -> None:
