@@ -43,6 +43,9 @@ WEEK_US: Final = 7 * 24 * HOUR_US
 IN_LOOP_HOURS: Final = 24
 """A chart of more hours is put together in a thread: it would hold up other requests for some milliseconds."""
 
+OUTLOOK_WAIT_S: Final = 2.0
+"""How long a page waits for forecasts; they are made on, so that the next one finds them."""
+
 
 class StoreViews:
     """Provides ``Views``."""
@@ -224,10 +227,11 @@ class StoreViews:
     async def _outlooks_of(self, batch_ids: Sequence[str]) -> Mapping[str, Outlook]:
         if self._outlooks is None or not batch_ids:
             return {}
-        if len(batch_ids) == 1:
-            one = await self._outlooks.of(batch_ids[0])
-            return {} if one is None else {batch_ids[0]: one}
-        return await self._outlooks.all()
+        try:
+            async with asyncio.timeout(OUTLOOK_WAIT_S):
+                return await self._outlooks.all()
+        except TimeoutError:
+            return {}
 
     # Workspaces, incidents, changes
 
