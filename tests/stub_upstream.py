@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -65,7 +66,8 @@ class StubUpstream:
         lost: calls whose client went away before the answer was complete.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.calls: list[Seen] = []
         self.in_flight = 0
         self.max_in_flight = 0
@@ -112,7 +114,7 @@ class StubUpstream:
         self._loop.close()
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=1 << 26)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=1 << 26, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:

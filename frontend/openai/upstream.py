@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
@@ -134,7 +135,12 @@ class UpstreamClient:
 
     async def start(self) -> None:
         connector = aiohttp.TCPConnector(
-            resolver=self._resolver, use_dns_cache=False, limit=MAX_CONNECTIONS, keepalive_timeout=IDLE_S
+            resolver=self._resolver,
+            use_dns_cache=False,
+            limit=MAX_CONNECTIONS,
+            keepalive_timeout=IDLE_S,
+            # Read now, not when aiohttp was imported: an operator's SSL_CERT_FILE names the authorities to trust.
+            ssl=ssl.create_default_context(),
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
