@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -151,3 +152,44 @@ def test_password_comes_from_its_variable(postgres_url: str, monkeypatch: pytest
         return [tuple(row) for row in rows]
 
     assert asyncio.run(ask()) == [(1,)]
+
+
+def test_0002_keeps_what_was_there_and_what_the_release_before_goes_on_writing(
+    kind: Literal["sqlite", "postgresql"], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes are replaced one by one: its statements name columns, so they must go on working."""
+    settings = (
+        "INSERT INTO deployment_batch_scheduling (route_id, max_concurrency, updated_at, updated_by)"
+        " VALUES ('R', {0}, 1, 'k') ON CONFLICT (route_id) DO UPDATE SET max_concurrency = excluded.max_concurrency"
+    )
+    turn = (
+        "INSERT INTO batch_route_turns (route_id, workspace_id, last_claim_at) VALUES ('R', 'ws_a', {0})"
+        " ON CONFLICT (route_id, workspace_id) DO UPDATE SET last_claim_at = excluded.last_claim_at"
+    )
+    workspace = "INSERT INTO workspaces (id, name, kind, created_at) VALUES ('ws_{0}', '{0}', 'team', 1)"
+    with monkeypatch.context() as before:
+        for module in ("migrate", "postgres"):
+            before.setattr(f"frontend.batches.store.{module}.migrations", lambda dialect: migrations(dialect)[:1])
+        with world_of(kind, place) as world:
+            for text in (workspace.format("a"), settings.format(4), turn.format(7)):
+                world.sql(text)
+            assert world.sql("SELECT version, part FROM schema_migrations") == [(1, "before")]
+    with world_of(kind, place) as world:
+        for text in (workspace.format("b"), settings.format(5), turn.format(8)):
+            world.sql(text)
+        row = world.run(world.store.scheduling.settings("R"))
+        assert row is not None
+        assert (row.max_concurrency, row.min_concurrency, row.latency_share_percent) == (5, None, None)
+        assert world.run(world.store.scheduling.weights()) == {}
+        assert world.sql("SELECT last_claim_at, turn_pass, turn_base FROM batch_route_turns") == [(8, 0, 0)]
+        assert {one.id for one in world.run(world.store.keys.workspaces())} == {"ws_a", "ws_b"}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store.sqlite3") if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
