@@ -225,6 +225,7 @@ class GatewayReading:
                 "gateway.pages.public_url",
                 f"expected http(s)://HOST or http(s)://HOST:PORT, got {settings.pages.public_url[:80]!r}",
             )
+        self._check_variable(settings.pages.secret_env, "gateway.pages.secret_env", needed=self.need_upstream_keys)
 
     def _check_webhook(self, webhook: WebhookSettings, path: str, *, development: bool) -> None:
         if not webhook.url:

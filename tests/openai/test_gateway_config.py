@@ -167,6 +167,8 @@ BAD = [
     (webhook("url: 'ftp://h.example/x', secret_env: HOOK"), f"{WEBHOOK}.url: expected http(s)://HOST"),
     ("gateway: {pages: {public_url: 'https://h.example/admin'}}",
      "gateway.pages.public_url: expected http(s)://HOST or http(s)://HOST:PORT, got 'https://h.example/admin'"),
+    ("gateway: {pages: {secret_env: NO_SUCH}}",
+     "gateway.pages.secret_env: the environment variable NO_SUCH is not set"),
     ("gateway: {pages: {session_hours: 0}}",
      "gateway.pages.session_hours: expected a whole number from 1 to 168, got 0"),
     ("gateway: {batches: {validation: later}}", "gateway.batches.validation: expected sync|async, got 'later'"),

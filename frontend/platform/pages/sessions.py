@@ -173,7 +173,9 @@ class Sessions:
     def end(self, signed_in: SignedIn) -> None:
         """Sign out: every copy of the cookie is worthless from now on, on every process of this host."""
         self._prune()
-        self._mark(signed_in.token.session_id).touch(mode=0o600)
+        mark, now_s = self._mark(signed_in.token.session_id), self._clock_s()
+        mark.touch(mode=0o600)
+        os.utime(mark, (now_s, now_s))
 
     def left_s(self, token: Token) -> int:
         """Return for how long a browser should keep a cookie with this token."""
