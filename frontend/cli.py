@@ -46,6 +46,15 @@ exit status:
   1  refused, or the batch ended with lines that did not succeed
   2  wrong arguments, or a file that cannot be read or written
 """
+SCHEDULING_HELP = """\
+The gateway and the key are found as for `ringserve batch`. Reading needs a key of a platform admin or an auditor,
+changing one of a platform admin.
+
+exit status:
+  0  done
+  1  refused; nothing was changed
+  2  wrong arguments, or a file that cannot be read
+"""
 METRICS_HELP = """\
 Counters of the present worker since it started; http://HOST:METRICS_PORT/metrics has them over restarts.
 
@@ -97,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_store_commands(commands)
     _add_batch_commands(commands)
+    _add_scheduling_commands(commands)
 
     commands.add_parser("version", help="print the version")
     return parser
@@ -151,6 +161,25 @@ def _add_batch_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         action.add_argument("--url", metavar="URL", help="of the gateway, ending in /v1")
         action.add_argument("--run-dir", metavar="DIR", help="run directory of a node on this machine")
     for action in (submit, listed, show, cancel):
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_scheduling_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    command = commands.add_parser(
+        "batch-scheduling", help="when a route runs lines of batches", epilog=SCHEDULING_HELP, formatter_class=raw
+    )
+    actions = command.add_subparsers(dest="scheduling_command", required=True, metavar="ACTION")
+    listed = actions.add_parser("list", help="show every route")
+    get = actions.add_parser("get", help="show settings and status of a route")
+    put = actions.add_parser("set", help="replace all settings of a route; what the file leaves out is off")
+    for action in (get, put):
+        action.add_argument("route", metavar="ROUTE", help="its id in the node file")
+    put.add_argument("file", metavar="FILE", help="JSON, as `get --json` shows it under settings; - for standard input")
+    put.add_argument("--preview", action="store_true", help="only say what they would mean")
+    for action in (listed, get, put):
+        action.add_argument("--url", metavar="URL", help="of the gateway, ending in /v1")
+        action.add_argument("--run-dir", metavar="DIR", help="run directory of a node on this machine")
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -231,6 +260,10 @@ def _run(arguments: argparse.Namespace) -> int:
             from frontend.commands import batch
 
             return batch.run(arguments)
+        case "batch-scheduling":
+            from frontend.commands import scheduling
+
+            return scheduling.run(arguments)
         case "check":
             from frontend.commands import check
 

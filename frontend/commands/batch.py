@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from frontend.commands.batch_outlook import page_lines, waiting_page
 from frontend.commands.gateway_client import CallFailed, GatewayClient, find_gateway
 from frontend.commands.progress import Progress
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace, sleep: Callable[[float], None] = time.sle
             case "list":
                 return _list(client, arguments)
             case "show":
-                return _show(client.get(f"/batches/{_checked(arguments.batch)}"), as_json=arguments.json)
+                return _show_page(client, _checked(arguments.batch), as_json=arguments.json)
             case "cancel":
                 return _show(client.cancel(_checked(arguments.batch)), as_json=arguments.json)
             case _:
@@ -126,6 +127,18 @@ def _row(batch: dict[str, Any]) -> tuple[str, ...]:
     counts = batch["request_counts"]
     numbers = (str(counts[name]) for name in ("completed", "failed", "total"))
     return (batch["id"], batch["status"], *numbers, str(batch.get("model") or "-"), _time(batch["created_at"]))
+
+
+def _show_page(client: GatewayClient, batch_id: str, *, as_json: bool) -> int:
+    batch = client.get(f"/batches/{batch_id}")
+    page = waiting_page(client, batch_id) if batch["status"] not in ENDED else None
+    if as_json:
+        # Under a name of its own: the batch itself stays what every client of the API gets.
+        return _show(batch if page is None else {**batch, "scheduling": page}, as_json=True)
+    _show(batch, as_json=False)
+    for line in () if page is None else page_lines(page):
+        print(line)
+    return EXIT_DONE
 
 
 def _show(batch: dict[str, Any], *, as_json: bool) -> int:

@@ -22,6 +22,8 @@ from frontend.openai.development import KEY_FILE
 URL_VARIABLE: Final = "RINGSERVE_BASE_URL"
 KEY_VARIABLE: Final = "RINGSERVE_API_KEY"
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
+MANAGEMENT: Final = "/api/v1"
+"""Where the management API lies, beside ``/v1``."""
 TIMEOUT_S: Final = 60.0
 CREATE_TIMEOUT_S: Final = 600.0
 """A create answers when the whole file is validated."""
@@ -105,6 +107,16 @@ class GatewayClient:
         """Return a JSON answer, trying again while the gateway is away."""
         return self._patiently(lambda: self._json(self._open("GET", path, None, {}, TIMEOUT_S)))
 
+    def manage(self, path: str) -> dict[str, Any]:
+        """Return a JSON answer of the management API, trying again while the gateway is away."""
+        return self._patiently(lambda: self._json(self._open("GET", path, None, {}, TIMEOUT_S, managing=True)))
+
+    def change(self, method: str, path: str, document: Any) -> dict[str, Any]:
+        """Send a document to the management API; harmless to repeat, so it is, while the gateway is away."""
+        headers = {"Content-Type": "application/json"}
+        body = msgspec.json.encode(document)
+        return self._patiently(lambda: self._json(self._open(method, path, body, headers, TIMEOUT_S, managing=True)))
+
     def cancel(self, batch_id: str) -> dict[str, Any]:
         """Return the batch after asking it to stop; harmless to repeat."""
         return self._patiently(
@@ -135,9 +147,11 @@ class GatewayClient:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _open(
-        self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str], timeout_s: float
-    ) -> http.client.HTTPResponse:
+        self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str],
+        timeout_s: float, *, managing: bool = False,
+    ) -> http.client.HTTPResponse:  # fmt: skip
         parts = self._parts
+        base = parts.path.removesuffix("/v1") + MANAGEMENT if managing else parts.path
         assert parts.hostname is not None
         if parts.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -148,7 +162,7 @@ class GatewayClient:
         sent = {"Authorization": f"Bearer {self._key}", "Connection": "close", **headers}
         try:
             try:
-                connection.request(method, parts.path + path, body, sent)
+                connection.request(method, base + path, body, sent)
             except (BrokenPipeError, ConnectionResetError):
                 # Refused in the middle of an upload: the answer says why, if it can still be read.
                 if connection.sock is None:
