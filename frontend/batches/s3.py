@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import timedelta
 from typing import Any, Final
 
 from engines.errors import Unsupported
@@ -19,6 +20,9 @@ from frontend.batches.objects import READ_BYTES, ObjectMissing, StorageUnavailab
 log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 8 * 1024 * 1024
+RETRIES: Final = 3
+RETRY_TIMEOUT_S: Final = 15
+"""An outage is told to whoever waits instead of being waited out: obstore's own limit is three minutes."""
 PARTS_IN_FLIGHT: Final = 2
 """A writer holds at most this many parts beyond the one that it fills."""
 
@@ -32,13 +36,23 @@ class BucketObjects:
         self._store = store
 
     async def start(self) -> None:
-        if self._store is not None:
-            return
-        try:
-            from obstore.store import S3Store
-        except ImportError as error:
-            raise Unsupported("s3:// storage needs the package obstore: install ringserve[s3]") from error
-        self._store = S3Store(self._bucket, prefix=self._prefix or None)
+        """Connect and look into the bucket once.
+
+        Raises:
+            Unsupported: obstore is not installed.
+            StorageUnavailable: the bucket cannot be listed; other calls may be tried all the same.
+        """
+        if self._store is None:
+            try:
+                from obstore.store import S3Store
+            except ImportError as error:
+                raise Unsupported("s3:// storage needs the package obstore: install ringserve[s3]") from error
+            self._store = S3Store(
+                self._bucket,
+                prefix=self._prefix or None,
+                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+            )
+        await self._require_bucket()
 
     async def close(self) -> None:
         self._store = None
@@ -70,6 +84,7 @@ class BucketObjects:
         try:
             data = bytes(await obstore.get_range_async(self._store, path, start=offset, length=length))
         except FileNotFoundError:
+            await self._require_bucket()
             raise ObjectMissing("a stored file is not there") from None
         except Exception as error:
             if await self._shorter(path, offset + length):
@@ -86,6 +101,7 @@ class BucketObjects:
         try:
             return int((await obstore.head_async(self._store, path))["size"])
         except FileNotFoundError:
+            await self._require_bucket()
             return None
         except Exception as error:
             raise _unavailable(error) from error
@@ -103,6 +119,20 @@ class BucketObjects:
 
     async def sweep_temporary(self, older_than_seconds: float) -> int:
         return 0
+
+    async def _require_bucket(self) -> None:
+        """Raise StorageUnavailable unless the bucket is there: in one that is not, every object looks lost."""
+        import obstore
+
+        try:
+            async for _ in obstore.list(self._store, chunk_size=1):
+                return
+        except Exception as error:
+            _log_failure(error)
+            raise StorageUnavailable(
+                f"the bucket s3://{self._bucket} cannot be listed: does it exist, and do AWS_ENDPOINT_URL, AWS_REGION"
+                " and the credentials of this process fit?"
+            ) from error
 
     async def _shorter(self, path: str, end: int) -> bool:
         try:
@@ -154,7 +184,7 @@ class BucketWriter:
             put.cancel()
             await asyncio.wait([put])
             if not put.cancelled() and (error := put.exception()) is not None:
-                log.info("objects.upload_given_up", extra={"error": type(error).__name__})
+                log.info("objects.upload_given_up error=%s", type(error).__name__)
         import obstore
 
         try:
@@ -163,7 +193,7 @@ class BucketWriter:
         except FileNotFoundError:
             return
         except Exception as error:
-            log.warning("objects.left_behind", extra={"object": self._path, "error": type(error).__name__})
+            log.warning("objects.left_behind object=%s error=%s", self._path, type(error).__name__)
 
     async def _hand_over(self, part: bytes | None) -> None:
         if self._put is None:
@@ -206,6 +236,10 @@ async def _put_whole(store: Any, path: str, data: bytes) -> None:
 
 
 def _unavailable(error: Exception) -> StorageUnavailable:
-    # obstore's texts may hold signed addresses: the class says enough, and the bucket's own log has the rest.
-    log.error("objects.failed", extra={"error": type(error).__name__})
+    _log_failure(error)
     return StorageUnavailable("the file storage cannot be used now; nothing was stored")
+
+
+def _log_failure(error: Exception) -> None:
+    # obstore's texts may hold signed addresses: the class says enough, and the bucket's own log has the rest.
+    log.error("objects.failed error=%s", type(error).__name__)

@@ -6,7 +6,9 @@ import asyncio
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,51 @@ def test_the_url_names_the_storage(tmp_path: Path) -> None:
     for url in ("http://x/y", "s3://", "file://host/dir", "relative/dir", "s3://key:secret@bucket"):
         with pytest.raises(ValueError, match=r"gateway\.files\.url"):
             opened(url)
+
+
+class _NoBucket(BaseHTTPRequestHandler):
+    """An S3 service without the bucket that is asked for."""
+
+    def do_GET(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>NoSuchBucket</Code><BucketName>gone</BucketName></Error>"
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+def test_a_bucket_that_is_not_there_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for missing objects, a wrong endpoint would end every batch for the loss of its input."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _NoBucket)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"), ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "s3cr3t"), ("AWS_REGION", "us-east-1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    objects = BucketObjects("gone", "prefix")
+
+    async def use() -> None:
+        for call in (objects.start, lambda: objects.size(PATH), lambda: objects.read(PATH, 0, 10)):
+            with pytest.raises(StorageUnavailable, match=r"s3://gone cannot be listed: does it exist") as caught:
+                await call()
+            assert "s3cr3t" not in str(caught.value)
+        writer = await objects.open_writer(PATH)
+        await writer.write(b"x")
+        with pytest.raises(StorageUnavailable):
+            await writer.commit()
+        await objects.close()
+
+    try:
+        asyncio.run(use())
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
