@@ -7,18 +7,18 @@ enqueued and only when they differ from the last ones; a captured graph has them
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.device.base import ALIGNMENT_BYTES, Device, Graph, Span, Work
+from engines.device.base import ALIGNMENT_BYTES, Graph, Span, Work
 from engines.device.errors import CannotCapture
 from engines.errors import EngineFailed, NotReady
 from engines.tensor import BY_NAME, element_count
 from engines.tensorrt.names import Api
 from engines.tensorrt.profiles import Profile
-from engines.tensorrt.resident import Weights
 from engines.tensorrt.rooms import Region, Rooms
+from engines.tensorrt.weights import OutsideWeights
 
 log = logging.getLogger("engines.tensorrt")
 
@@ -66,7 +66,7 @@ class ProfileContext:
     """Executes one (variant, batch size)."""
 
     def __init__(
-        self, title: str, api: Api, engine: Any, profile: Profile, device: Device, rooms: Rooms, weights: Weights
+        self, title: str, api: Api, engine: Any, profile: Profile, rooms: Rooms, weights: OutsideWeights
     ) -> None:
         self.profile = profile
         self.inputs: tuple[IoTensor, ...] = ()
@@ -77,14 +77,14 @@ class ProfileContext:
         self._title = title
         self._api = api
         self._engine = engine
-        self._device = device
+        self._device = rooms.device
         self._rooms = rooms
         self._weights = weights
         self._context: Any = None
         self._recorder: Any = None
         self._allocators: dict[str, Any] = {}
         self._prepared: dict[int, _Prepared] = {}
-        self._captures = device.capabilities.graphs
+        self._captures = rooms.device.capabilities.graphs
         self._bound: _Prepared | None = None
         self._bound_weights = -1
 
@@ -102,7 +102,7 @@ class ProfileContext:
         self._context.error_recorder = self._recorder
         problems: list[str] = []
         with self._rooms.lock:
-            compute = self._rooms.compute
+            compute = self._rooms.shared.compute
             self._device.launch(compute, lambda: self._set_shapes(problems), reads=(), writes=())
             compute.synchronize()
         if problems:
@@ -122,7 +122,7 @@ class ProfileContext:
 
         The first time at given addresses plainly, which lets the library set up what it needs; then as a graph.
         """
-        compute = self._rooms.compute
+        compute = self._rooms.shared.compute
         prepared = self._for_region(region)
         prepared.outcome.errors.clear()
         if prepared.graph is None and prepared.runs == 1 and self._captures and not self.dynamic:
@@ -163,13 +163,14 @@ class ProfileContext:
             reads.append(weights)
         if scratch is not None and self.scratch_bytes:
             writes.append(scratch)
-        handle = self._rooms.compute.handle
+        handle = self._rooms.shared.compute.handle
+        addresses = self._weights.addresses()
         outcome = Outcome()
 
         def work() -> None:
             # Runs later on some devices: everything it needs is its own.
             try:
-                self._bind(prepared, region, weights, scratch)
+                self._bind(prepared, region, addresses, scratch)
                 self._recorder.clear()
                 succeeded = self._context.execute_async_v3(handle)
                 outcome.errors = self._recorder.texts()
@@ -190,13 +191,13 @@ class ProfileContext:
     def _capture(self, prepared: _Prepared) -> None:
         try:
             prepared.graph = self._device.capture(
-                self._rooms.compute, prepared.work, reads=prepared.reads, writes=prepared.writes
+                self._rooms.shared.compute, prepared.work, reads=prepared.reads, writes=prepared.writes
             )
         except CannotCapture as error:
             self._captures = False
             log.info("tensorrt.no_graph model=%s shapes=%s reason=%s", self._title, self._shapes_text(), error)
 
-    def _bind(self, prepared: _Prepared, region: Span, weights: Span | None, scratch: Span | None) -> None:
+    def _bind(self, prepared: _Prepared, region: Span, weights: Mapping[str, int], scratch: Span | None) -> None:
         """Set every address that differs from the last execution's."""
         for output in self.outputs:
             if output.dynamic:
@@ -212,19 +213,16 @@ class ProfileContext:
                     context.set_tensor_address(tensor.name, region.address + tensor.offset_bytes),
                     f"address of '{tensor.name}'",
                 )
-        if weights is not None and self._bound_weights != prepared.key[1]:
-            for weight in self._weights.weights:
-                _require(
-                    context.set_tensor_address(weight.name, weights.address + weight.offset_bytes),
-                    f"address of '{weight.name}'",
-                )
+        if self._bound_weights != prepared.key[1]:
+            for name, address in weights.items():
+                _require(context.set_tensor_address(name, address), f"address of '{name}'")
             self._bound_weights = prepared.key[1]
         self._bound = prepared
 
     def _set_shapes(self, problems: list[str]) -> None:
         context = self._context
         try:
-            if not context.set_optimization_profile_async(self.profile.index, self._rooms.compute.handle):
+            if not context.set_optimization_profile_async(self.profile.index, self._rooms.shared.compute.handle):
                 problems.append(f"profile {self.profile.index} cannot be chosen")
                 return
             for name, dims in self.profile.shapes:

@@ -14,19 +14,17 @@ from typing import Any
 
 from engines.agreement import model_name
 from engines.bundle.manifest import Manifest
-from engines.device.base import Device, Registration
+from engines.device.shared import SharedDevice
 from engines.errors import NotReady
 from engines.process_memory import release_freed
-from engines.slab import SlabArena
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
-from engines.tensorrt.locked import LockedMemory
 from engines.tensorrt.model import TensorRTModel
 from engines.tensorrt.names import Api, MessageLog
 from engines.tensorrt.planning import Planned, Planner
 from engines.tensorrt.profiles import profiles_of
-from engines.tensorrt.resident import Weights
 from engines.tensorrt.rooms import Rooms
+from engines.tensorrt.weights import OutsideWeights
 
 log = logging.getLogger("engines.tensorrt")
 
@@ -35,25 +33,22 @@ class TensorRTEngine:
     """Runs ONNX files on an NVIDIA GPU.
 
     Args:
-        device: found and open; the engine does not close it.
-        arena: for weights, started; shared with other engines of the worker.
+        shared: of the worker's engines, started; the engine does not close it.
         planner: makes plans or finds them.
     """
 
     name = "tensorrt"
 
-    def __init__(self, api: Api, device: Device, arena: SlabArena, planner: Planner) -> None:
+    def __init__(self, api: Api, shared: SharedDevice, planner: Planner) -> None:
         self._api = api
-        self._device = device
-        self._arena = arena
+        self._shared = shared
         self._planner = planner
-        self._rooms = Rooms(device)
+        self._rooms = Rooms(shared)
         self._messages = MessageLog()
         self._runtime: Any = None
-        self._locked = LockedMemory(device)
 
     def start(self) -> None:
-        """Make streams and the library's runtime."""
+        """Make events and the library's runtime."""
         self._rooms.start()
         # Only now that a device is there: see the trap in ``names``.
         self._runtime = self._api.module.Runtime(self._api.logger(self._messages))
@@ -61,32 +56,26 @@ class TensorRTEngine:
     def open(self, manifest: Manifest, model_file: Path) -> TensorRTModel:
         assert self._runtime is not None, "not started"
         name = model_name(model_file)
-        planned, arrays = self._planner.plan(name, manifest, model_file, self._device.key)
+        planned, arrays = self._planner.plan(name, manifest, model_file, self._shared.device.key)
         engine = self._deserialized(planned.plan)
         if engine is None and planned.cached:
             log.warning(
                 "tensorrt.plan_refused model=%s reason=%s: it is built again", name, self._told() or "not given"
             )
-            planned, arrays = self._planner.plan(name, manifest, model_file, self._device.key, anew=True)
+            planned, arrays = self._planner.plan(name, manifest, model_file, self._shared.device.key, anew=True)
             engine = self._deserialized(planned.plan)
         if engine is None:
             raise NotReady(f"{name}: {model_file}: TensorRT does not load its own plan: {self._told() or 'no reason'}")
         return self._made(name, manifest, planned, arrays, engine)
 
-    def register(self, memory: NDArray) -> Registration | None:
-        """Let executions copy from and to this memory directly; None if the driver refuses, which only costs a copy.
+    def compact(self, wanted_bytes: int | None = None) -> int:
+        """Make room for ``wanted_bytes`` in the weights arena, or of all free bytes one block; return the bytes moved.
 
-        Release it when nothing uses it any more.
+        Waits for what runs.
         """
-        return self._locked.register(memory)
-
-    def compact(self) -> int:
-        """Leave one free block in the weights arena and return how many bytes moved; waits for what runs."""
         with self._rooms.lock:
             self._rooms.settle()
-            moved = self._arena.compact(self._rooms.copy_in)
-            self._rooms.copy_in.synchronize()
-            return moved
+            return self._shared.compact(wanted_bytes)
 
     def close(self) -> None:
         self._runtime = None
@@ -95,13 +84,13 @@ class TensorRTEngine:
     def _made(
         self, name: str, manifest: Manifest, planned: Planned, arrays: Mapping[str, NDArray], engine: Any
     ) -> TensorRTModel:
-        weights = Weights(name, planned.weights, planned.slab_bytes, self._device, self._rooms, self._arena)
+        weights = OutsideWeights(name, self._rooms, arrays)
         contexts: list[ProfileContext] = []
         try:
             weights.start(arrays)
             weights.load()
             for profile in profiles_of(manifest):
-                context = ProfileContext(name, self._api, engine, profile, self._device, self._rooms, weights)
+                context = ProfileContext(name, self._api, engine, profile, self._rooms, weights)
                 contexts.append(context)
                 context.start([spec.name for spec in manifest.outputs])
         except BaseException:
@@ -112,12 +101,10 @@ class TensorRTEngine:
             raise
         stat = self._api.module.EngineStat.TOTAL_WEIGHTS_SIZE
         inside_bytes = int(engine.get_engine_stat(stat))
-        model = TensorRTModel(
-            name, manifest, engine, contexts, weights, inside_bytes, self._device, self._rooms, self._locked.holds
-        )
+        model = TensorRTModel(name, manifest, engine, contexts, weights, inside_bytes, self._rooms)
         log.info(
             "tensorrt.opened model=%s profiles=%d weights=%s slab_bytes=%d engine_bytes=%d scratch_bytes=%d",
-            name, len(contexts), "outside" if planned.weights else "inside", weights.slab_bytes, inside_bytes,
+            name, len(contexts), "outside" if arrays else "inside", weights.slab_bytes, inside_bytes,
             model.footprint.scratch_bytes,
         )  # fmt: skip
         return model

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from engines.base import Slot, Timing
-from engines.device.base import Device
 from engines.staging import Plan, aligned_zeros
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
-from engines.tensorrt.resident import Weights
 from engines.tensorrt.rooms import Rooms
-from engines.tensorrt.slot import DeviceSlot, Locked, PinnedArrays, State
+from engines.tensorrt.slot import DeviceSlot, PinnedArrays, State
 
 PLACES: Final = 2
 """Staging places of one executable: one is filled or read while the other runs."""
@@ -37,18 +35,12 @@ class TensorRTExecutable:
         batch_size: int,
         plan: Plan,
         context: ProfileContext,
-        weights: Weights,
-        device: Device,
         rooms: Rooms,
-        locked: Locked,
     ) -> None:
         self.batch_size = batch_size
         self._plan = plan
         self._context = context
-        self._weights = weights
-        self._device = device
         self._rooms = rooms
-        self._locked = locked
         self._places: list[_Place] = []
         self._next = 0
 
@@ -99,7 +91,7 @@ class TensorRTExecutable:
     def _turn(self) -> _Place:
         """Return the place that was used longest ago, with nothing in flight."""
         if len(self._places) < PLACES:
-            pinned = PinnedArrays(self._plan.model, self._context, self._device)
+            pinned = PinnedArrays(self._plan.model, self._context, self._rooms)
             outputs = [
                 aligned_zeros(shape, spec.element.numpy) if tensor.dynamic else array
                 for array, tensor, shape, spec in zip(
@@ -116,10 +108,7 @@ class TensorRTExecutable:
         return place
 
     def _made(self, pinned: PinnedArrays, inputs: list[NDArray], outputs: list[NDArray], *, bound: bool) -> DeviceSlot:
-        return DeviceSlot(
-            self._plan.model, self._context, self._weights, self._device, self._rooms, pinned, inputs, outputs,
-            self._locked if bound else None,
-        )  # fmt: skip
+        return DeviceSlot(self._plan.model, self._context, self._rooms, pinned, inputs, outputs, bound=bound)
 
 
 def _idle(slot: DeviceSlot) -> None:

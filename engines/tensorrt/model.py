@@ -9,16 +9,15 @@ import numpy as np
 from engines.base import Footprint
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
-from engines.device.base import Device
 from engines.errors import EngineFailed
 from engines.process_memory import release_freed
 from engines.staging import Plan
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
 from engines.tensorrt.executable import TensorRTExecutable
-from engines.tensorrt.resident import Weights
 from engines.tensorrt.rooms import Rooms
-from engines.tensorrt.slot import DeviceSlot, Locked, PinnedArrays
+from engines.tensorrt.slot import DeviceSlot, PinnedArrays
+from engines.tensorrt.weights import OutsideWeights
 
 
 class TensorRTModel:
@@ -34,11 +33,9 @@ class TensorRTModel:
         manifest: Manifest,
         engine: Any,
         contexts: list[ProfileContext],
-        weights: Weights,
+        weights: OutsideWeights,
         inside_bytes: int,
-        device: Device,
         rooms: Rooms,
-        locked: Locked,
     ) -> None:
         self._name = name
         self._manifest = manifest
@@ -46,9 +43,7 @@ class TensorRTModel:
         self._contexts = contexts
         self._weights = weights
         self._inside_bytes = inside_bytes
-        self._device = device
         self._rooms = rooms
-        self._locked = locked
         self._pinned: dict[int, PinnedArrays] = {}
         self._executables: dict[tuple[int, int], TensorRTExecutable] = {}
 
@@ -86,11 +81,8 @@ class TensorRTModel:
         with self._rooms.lock:
             pinned = self._pinned.get(context.profile.index)
             if pinned is None:
-                pinned = self._pinned[context.profile.index] = PinnedArrays(self._name, context, self._device)
-            slot = DeviceSlot(
-                self._name, context, self._weights, self._device, self._rooms, pinned, list(pinned.inputs),
-                list(pinned.outputs),
-            )  # fmt: skip
+                pinned = self._pinned[context.profile.index] = PinnedArrays(self._name, context, self._rooms)
+            slot = DeviceSlot(self._name, context, self._rooms, pinned, pinned.inputs, pinned.outputs, bound=False)
             for room, given in zip(pinned.inputs, inputs, strict=True):
                 room[...] = 0
                 room[tuple(slice(0, size) for size in given.shape)] = given
@@ -107,12 +99,9 @@ class TensorRTModel:
         assert self._engine is not None, "the model is closed"
         by_key = {(context.profile.variant, context.profile.batch_size): context for context in self._contexts}
         self._executables = {
-            key: TensorRTExecutable(
-                key[1], Plan.of(self._name, signature, *key), context, self._weights, self._device, self._rooms,
-                self._locked,
-            )
+            key: TensorRTExecutable(key[1], Plan.of(self._name, signature, *key), context, self._rooms)
             for key, context in by_key.items()
-        }  # fmt: skip
+        }
         self._free_pinned()
 
     def executable(self, variant: int, batch_size: int) -> TensorRTExecutable:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,6 @@ from onnx import TensorProto, numpy_helper
 
 from engines.agreement import FileTensor
 from engines.bundle.manifest import Manifest
-from engines.device.base import ALIGNMENT_BYTES
 from engines.tensor import BY_NAME, DTYPES, NDArray
 
 PROMOTED_BYTES: Final = 1024
@@ -49,34 +48,17 @@ class UnreadableModel(ValueError):
     """The file cannot be turned into a network; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One constant that became an input.
-
-    Attributes:
-        offset_bytes: where it lies in the slab, aligned for the device.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset_bytes: int
-    size_bytes: int
-
-
 @dataclass(slots=True)
 class Network:
     """What the builder parses, and the weights beside it.
 
     Attributes:
         model: the ONNX message, serialised.
-        weights: empty if they are inside.
-        slab_bytes: room for all weights, gaps included.
+        outside: names of the inputs that hold weights; empty if they are inside.
     """
 
     model: bytes
-    weights: tuple[Weight, ...]
-    slab_bytes: int
+    outside: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -116,7 +98,7 @@ class ModelFile:
         Raises:
             UnreadableModel: it is larger than a protobuf message may be.
         """
-        return Network(self._serialised(), (), 0)
+        return Network(self._serialised(), ())
 
     def outside(self) -> tuple[Network, dict[str, NDArray]]:
         """Return the network without its large weights, and those by name. ``inside`` cannot be asked for afterwards.
@@ -124,21 +106,15 @@ class ModelFile:
         No weights are returned if none is large enough.
         """
         arrays: dict[str, NDArray] = {}
-        weights: list[Weight] = []
-        at = 0
+        values = []
         for name, tensor in self._promoted():
-            dtype = _PROMOTED_TYPES[tensor.data_type]
             # Reinterpreted, since numpy has no bfloat16 of its own.
-            array = numpy_helper.to_array(tensor).view(BY_NAME[dtype].numpy)
-            weights.append(Weight(name, dtype, tuple(array.shape), at, array.nbytes))
+            array = numpy_helper.to_array(tensor).view(BY_NAME[_PROMOTED_TYPES[tensor.data_type]].numpy)
             arrays[name] = array
-            at += -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._drop({weight.name for weight in weights})
-        types = {dtype: number for number, dtype in _PROMOTED_TYPES.items()}
-        for weight in weights:
-            value = onnx.helper.make_tensor_value_info(weight.name, types[weight.dtype], weight.shape)
-            self._proto.graph.input.append(value)
-        return Network(self._serialised(), tuple(weights), at), arrays
+            values.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, array.shape))
+        self._drop(set(arrays))
+        self._proto.graph.input.extend(values)
+        return Network(self._serialised(), tuple(arrays)), arrays
 
     def _promoted(self) -> Iterable[tuple[str, Any]]:
         graph = self._proto.graph
@@ -179,14 +155,6 @@ class ModelFile:
             return bytes(self._proto.SerializeToString(deterministic=True))
         except ValueError as error:
             raise UnreadableModel(f"larger than one ONNX message may be (2 GB): {error}") from error
-
-
-def fill_slab(slab: NDArray, weights: Iterable[Weight], arrays: Mapping[str, NDArray]) -> None:
-    """Copy every weight to its place in ``slab`` (uint8, at least the network's ``slab_bytes``); gaps become zeros."""
-    slab[...] = 0
-    for weight in weights:
-        room = slab[weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
-        room[...] = np.ascontiguousarray(arrays[weight.name]).reshape(-1).view(np.uint8)
 
 
 def _keep(field: Any, kept: list[Any]) -> None:

@@ -21,7 +21,7 @@ from engines.errors import NotReady
 from engines.tensor import NDArray
 from engines.tensorrt.builder import BuildFailed, BuildOptions, build
 from engines.tensorrt.names import Api, Progress
-from engines.tensorrt.network import ModelFile, Network, UnreadableModel, Weight
+from engines.tensorrt.network import ModelFile, Network, UnreadableModel
 from engines.tensorrt.plan_cache import Cached, Facts, PlanCache
 from engines.tensorrt.profiles import Profile, profiles_of
 
@@ -35,14 +35,11 @@ class Planned:
     """A plan and what belongs to it.
 
     Attributes:
-        weights: inputs of the network that hold weights; empty if they are inside the plan.
-        reason: why they are inside; empty if they are not.
+        reason: why the weights are inside; empty if they are not.
         cached: whether it was taken from the cache.
     """
 
     plan: bytes
-    weights: tuple[Weight, ...]
-    slab_bytes: int
     reason: str
     cached: bool
 
@@ -77,12 +74,12 @@ class Planner:
             network, arrays = file.outside()
         except UnreadableModel as error:
             raise NotReady(f"{name}: {model_file}: {error}") from error
-        if not network.weights:
+        if not network.outside:
             return self._inside(name, network, profiles, device_key, NO_WEIGHTS, anew, model_file), {}
         facts = self._facts(network, profiles, device_key)
         found = None if anew else self._cache.load(name, facts)
         if found is not None and found.outside:
-            return Planned(found.plan, network.weights, network.slab_bytes, "", cached=True), arrays
+            return Planned(found.plan, "", cached=True), arrays
         reason = found.reason if found is not None else ""
         if not reason:
             try:
@@ -92,7 +89,7 @@ class Planner:
                 log.warning("tensorrt.weights_inside model=%s reason=%s", name, error)
             else:
                 self._cache.store(name, facts, Cached(plan, outside=True, reason=""))
-                return Planned(plan, network.weights, network.slab_bytes, "", cached=False), arrays
+                return Planned(plan, "", cached=False), arrays
         del file, arrays
         network = ModelFile(model_file, manifest).inside()
         planned = self._inside(name, network, profiles, device_key, reason, anew, model_file)
@@ -113,7 +110,7 @@ class Planner:
         facts = self._facts(network, profiles, device_key)
         found = None if anew else self._cache.load(name, facts)
         if found is not None and found.plan:
-            return Planned(found.plan, (), 0, reason, cached=True)
+            return Planned(found.plan, reason, cached=True)
         try:
             plan = self._built(name, network, profiles, facts)
         except BuildFailed as error:
@@ -122,7 +119,7 @@ class Planner:
                 "change the model, or write engine: onnxruntime"
             ) from error
         self._cache.store(name, facts, Cached(plan, outside=False, reason=reason))
-        return Planned(plan, (), 0, reason, cached=False)
+        return Planned(plan, reason, cached=False)
 
     def _built(self, name: str, network: Network, profiles: tuple[Profile, ...], facts: Facts) -> bytes:
         started_ns = time.monotonic_ns()
@@ -131,7 +128,7 @@ class Planner:
             self._cache.store_timing(facts, built.timing_cache)
         log.info(
             "tensorrt.built model=%s profiles=%d weights=%s plan_bytes=%d seconds=%.1f",
-            name, len(profiles), "outside" if network.weights else "inside", len(built.plan),
+            name, len(profiles), "outside" if network.outside else "inside", len(built.plan),
             (time.monotonic_ns() - started_ns) / 1e9,
         )  # fmt: skip
         return built.plan
@@ -143,7 +140,7 @@ class Planner:
             "library": f"{self._api.name} {self._api.version}",
             "device": device_key,
             "network": network.digest,
-            "weights": "outside" if network.weights else "inside",
+            "weights": "outside" if network.outside else "inside",
             "shapes": " ".join(shapes),
             "numerics": "tf32" if options.tf32 else "f32",
             "optimization_level": str(options.optimization_level),

@@ -1,4 +1,4 @@
-"""What all models of one worker share on the device: streams, scratch memory, and staging regions.
+"""Scratch memory and staging regions, which all models of one worker share on the device.
 
 Executions run one at a time, so one scratch block serves every model, as large as the largest needs. A *region* holds
 the inputs and outputs of one execution from ``acquire`` until its results are on the host; with several, copies for the
@@ -8,16 +8,16 @@ again later). So nobody ever waits for a caller.
 
 ``generation`` counts how often scratch or regions moved: whoever remembers an address or a graph compares it.
 
-All of it is used under ``lock``; a thread that waits for the device to finish need not hold it.
+All of it is used under the device's ``lock``; a thread that waits for the device to finish need not hold it.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from engines.device.base import Buffer, Device, Event, Span, Stream
+from engines.device.base import Buffer, Event, Span
+from engines.device.shared import SharedDevice
 
 REGIONS: Final = 3
 """One execution running, one staged, and one of the thread that loads and warms up models."""
@@ -59,37 +59,23 @@ class Region:
         return Span.whole(self.buffer)
 
 
-@dataclass(slots=True)
 class Rooms:
-    """The shared parts; ``start`` makes streams and events, memory comes with ``require``."""
+    """The shared parts; ``start`` makes events, memory comes with ``require``."""
 
-    device: Device
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    generation: int = 0
-    regions: list[Region] = field(default_factory=list)
-    _streams: list[Stream] = field(default_factory=list)
-    _scratch: Buffer | None = None
-    _taken: int = 0
+    def __init__(self, shared: SharedDevice) -> None:
+        self.shared = shared
+        self.device = shared.device
+        self.lock = shared.lock
+        self.generation = 0
+        self.regions: list[Region] = []
+        self._scratch: Buffer | None = None
+        self._taken = 0
 
     def start(self) -> None:
-        """Make streams and events."""
-        for name in ("copy in", "compute", "copy out"):
-            self._streams.append(self.device.stream(name))
+        """Make events."""
         for index in range(REGIONS):
             event = self.device.event
             self.regions.append(Region(index, event(), event(), event(), event(), event()))
-
-    @property
-    def copy_in(self) -> Stream:
-        return self._streams[0]
-
-    @property
-    def compute(self) -> Stream:
-        return self._streams[1]
-
-    @property
-    def copy_out(self) -> Stream:
-        return self._streams[2]
 
     @property
     def scratch(self) -> Span | None:
@@ -161,8 +147,7 @@ class Rooms:
     def close(self) -> None:
         """Free everything; every model must be closed."""
         with self.lock:
-            if self._streams:
-                self.settle()
+            self.settle()
             for region in self.regions:
                 for event in (
                     region.inputs_ready, region.copy_started, region.started, region.ended, region.outputs_ready
@@ -173,10 +158,7 @@ class Rooms:
             if self._scratch is not None:
                 self._scratch.free()
                 self._scratch = None
-            for stream in self._streams:
-                stream.close()
             self.regions.clear()
-            self._streams.clear()
 
 
 def _availability(region: Region) -> tuple[int, int]:

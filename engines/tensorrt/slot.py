@@ -9,21 +9,16 @@ are; any others pass through the slot's own pinned arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, unique
 
 import numpy as np
 
 from engines.base import Timing
-from engines.device.base import Device, PinnedMemory, Span
+from engines.device.base import PinnedMemory, Span
 from engines.errors import EngineFailed
 from engines.tensor import BY_NAME, NDArray, element_count
 from engines.tensorrt.context import IoTensor, Outcome, ProfileContext
-from engines.tensorrt.resident import Weights
 from engines.tensorrt.rooms import Region, Rooms
-
-Locked = Callable[[NDArray], bool]
-"""Whether an array lies in page-locked memory, so that the device copies from and to it directly."""
 
 
 @unique
@@ -38,8 +33,8 @@ class State(Enum):
 class PinnedArrays:
     """Pinned room for one execution's inputs and outputs, laid out as in a region."""
 
-    def __init__(self, title: str, context: ProfileContext, device: Device) -> None:
-        self._memory: PinnedMemory | None = device.pinned(max(context.region_bytes, 1), f"staging of {title}")
+    def __init__(self, title: str, context: ProfileContext, rooms: Rooms) -> None:
+        self._memory: PinnedMemory | None = rooms.device.pinned(max(context.region_bytes, 1), f"staging of {title}")
         self.room = self._memory.array[: context.region_bytes]
         self.room[...] = 0
         self.inputs = [_view(self.room, tensor) for tensor in context.inputs]
@@ -58,7 +53,7 @@ class DeviceSlot:
 
     Args:
         pinned: where everything passes through that is not page-locked.
-        locked: tells which arrays are; None if ``inputs`` and ``outputs`` are the pinned arrays themselves.
+        bound: whether ``inputs`` and ``outputs`` are the caller's arrays, and not the pinned ones.
 
     Attributes:
         given: the output arrays as they came, while ``outputs`` holds others of a size that the data decided.
@@ -68,13 +63,12 @@ class DeviceSlot:
         self,
         title: str,
         context: ProfileContext,
-        weights: Weights,
-        device: Device,
         rooms: Rooms,
         pinned: PinnedArrays,
         inputs: list[NDArray],
         outputs: list[NDArray],
-        locked: Locked | None = None,
+        *,
+        bound: bool,
     ) -> None:
         self.pinned = pinned
         self.inputs, self.outputs, self.given = inputs, list(outputs), list(outputs)
@@ -83,12 +77,11 @@ class DeviceSlot:
         self.error: EngineFailed | None = None
         self._title = title
         self._context = context
-        self._weights = weights
-        self._device = device
+        self._device = rooms.device
         self._rooms = rooms
-        self._bound = locked is not None
-        self._direct_in = [locked is not None and locked(array) for array in inputs]
-        self._direct_out = [locked is not None and locked(array) for array in outputs]
+        self._bound = bound
+        self._direct_in = [bound and rooms.shared.reaches(array) for array in inputs]
+        self._direct_out = [bound and rooms.shared.reaches(array) for array in outputs]
         self._region: Region | None = None
         self._outcome: Outcome | None = None
 
@@ -110,15 +103,14 @@ class DeviceSlot:
                 self._stage()
             region = self._region
             assert region is not None
-            compute = rooms.compute
+            compute, copy_out = rooms.shared.compute, rooms.shared.copy_out
             compute.wait(region.inputs_ready)
-            self._weights.before_use(compute)
             compute.record(region.started)
             self._outcome = context.launch(region)
             compute.record(region.ended)
-            rooms.copy_out.wait(region.ended)
+            copy_out.wait(region.ended)
             self._copy_out(region)
-            rooms.copy_out.record(region.outputs_ready)
+            copy_out.record(region.outputs_ready)
             self.state = State.LAUNCHED
 
     def finish(self) -> Timing:
@@ -179,10 +171,10 @@ class DeviceSlot:
         self.state = State.IDLE
 
     def _stage(self) -> None:
-        rooms, context, device = self._rooms, self._context, self._device
-        region = self._region = rooms.acquire(self)
+        context, stream = self._context, self._rooms.shared.copy_in
+        region = self._region = self._rooms.acquire(self)
         span = region.span
-        rooms.copy_in.record(region.copy_started)
+        stream.record(region.copy_started)
         if not any(self._direct_in):
             if self._bound:
                 for array, own in zip(self.inputs, self.pinned.inputs, strict=True):
@@ -196,24 +188,24 @@ class DeviceSlot:
                     own[...] = array
                 self._copy_in(span.part(tensor.offset_bytes, tensor.room_bytes), _raw(array if direct else own))
             # Gaps between inputs are read by nobody, but a launch declares the whole part.
-            self._fill_gaps(span, device)
-        rooms.copy_in.record(region.inputs_ready)
+            self._fill_gaps(span)
+        stream.record(region.inputs_ready)
         self.state = State.STAGED
 
-    def _fill_gaps(self, span: Span, device: Device) -> None:
+    def _fill_gaps(self, span: Span) -> None:
         ends = [*(tensor.offset_bytes for tensor in self._context.inputs[1:]), self._context.inputs_bytes]
         for tensor, end in zip(self._context.inputs, ends, strict=True):
             start = tensor.offset_bytes + tensor.room_bytes
             if end > start:
-                device.zero(span.part(start, end - start), self._rooms.copy_in)
+                self._device.zero(span.part(start, end - start), self._rooms.shared.copy_in)
 
     def _copy_in(self, target: Span, source: NDArray) -> None:
         if target.size_bytes:
-            self._device.copy_in(target, source, self._rooms.copy_in)
+            self._device.copy_in(target, source, self._rooms.shared.copy_in)
 
     def _copy_out(self, region: Region) -> None:
         """Enqueue copies of all outputs whose size is known: one for all if they go to the slot's own arrays."""
-        context, span, stream = self._context, region.span, self._rooms.copy_out
+        context, span, stream = self._context, region.span, self._rooms.shared.copy_out
         if not self._bound and not context.dynamic:
             size = context.region_bytes - context.inputs_bytes
             if size:
@@ -230,7 +222,7 @@ class DeviceSlot:
 
     def _collect(self, region: Region, outcome: Outcome) -> None:
         """Bring the outputs where the caller reads them: those of unknown size have one now."""
-        stream = self._rooms.copy_out
+        stream = self._rooms.shared.copy_out
         pending = []
         for index, tensor in enumerate(self._context.outputs):
             if tensor.dynamic:

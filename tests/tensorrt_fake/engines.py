@@ -8,7 +8,7 @@ from typing import Any
 from engines.bundle.manifest import Manifest
 from engines.device.base import Capabilities
 from engines.device.host import HostDevice
-from engines.slab import SlabArena
+from engines.device.shared import SharedDevice
 from engines.tensorrt.builder import BuildOptions
 from engines.tensorrt.engine import TensorRTEngine
 from engines.tensorrt.model import TensorRTModel
@@ -43,10 +43,10 @@ class FakeTensorRT:
         self.device = HostDevice(total_bytes=1 << 30, capabilities=capabilities)
         self.world = World(self.device, **world)
         self.api = fake_api(version, self.world)
-        self.arena = SlabArena(self.device, arena_bytes, bounce_bytes=1 << 20)
-        self.arena.start()
+        self.shared = SharedDevice(self.device, arena_bytes)
+        self.shared.start()
         self.planner = Planner(self.api, PlanCache(cache), BuildOptions.of(numerics))
-        self.engine = TensorRTEngine(self.api, self.device, self.arena, self.planner)
+        self.engine = TensorRTEngine(self.api, self.shared, self.planner)
         self.engine.start()
 
     def open(self, manifest: Manifest, model_file: Path) -> TensorRTModel:
@@ -54,5 +54,5 @@ class FakeTensorRT:
 
     def close(self) -> None:
         self.engine.close()
-        self.arena.close()
+        self.shared.close()
         self.device.close()
