@@ -87,8 +87,11 @@ def read_idempotency_key(value: bytes | None) -> str | None:
     return key
 
 
-def batch_object(row: BatchRow) -> dict[str, Any]:
-    """Return the API's batch object; only the terminal time that applies is set."""
+def batch_object(row: BatchRow, forecast: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the API's batch object; only the terminal time that applies is set.
+
+    ``forecast`` is a field beside OpenAI's, there only when there is one.
+    """
 
     def ended(state: str) -> int | None:
         return _seconds(row.completed_at) if row.state == state else None
@@ -119,7 +122,7 @@ def batch_object(row: BatchRow) -> dict[str, Any]:
             "failed": row.request_failed,
         },
         "metadata": None if row.metadata is None else Raw(row.metadata.encode()),
-    }
+    } | ({} if forecast is None else {"forecast": forecast})
 
 
 def report_document(faults: tuple[LineFault, ...]) -> dict[str, Any]:

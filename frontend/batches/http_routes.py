@@ -23,9 +23,10 @@ from frontend.batches.batch_requests import batch_object, read_idempotency_key, 
 from frontend.batches.body_pipe import BodyPipe
 from frontend.batches.filenames import attachment
 from frontend.batches.files import Files, file_object
-from frontend.batches.jobs import Jobs
+from frontend.batches.jobs import Created, Jobs
 from frontend.batches.multipart import OVERHEAD_BYTES
 from frontend.batches.objects import ObjectCorrupt, ObjectMissing, StorageUnavailable
+from frontend.batches.prospects import Prospects
 from frontend.batches.store.rows import FileRow
 from frontend.batches.validation import InvalidBatchInput
 from frontend.httpd.body import BodySink
@@ -58,10 +59,13 @@ def mount(app: FilesAndBatches) -> dict[bytes, Application]:
 class FilesAndBatches:
     """Provides ``Application`` for both APIs."""
 
-    def __init__(self, authenticator: Authenticator, files: Files, jobs: Jobs) -> None:
+    def __init__(
+        self, authenticator: Authenticator, files: Files, jobs: Jobs, prospects: Prospects | None = None
+    ) -> None:
         self._authenticator = authenticator
         self._files = files
         self._jobs = jobs
+        self._prospects = prospects
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads: set[Exchange] = set()
 
@@ -196,7 +200,8 @@ class FilesAndBatches:
             raise _body_too_large()
         request = read_request(exchange.body)
         key = read_idempotency_key(exchange.headers.get(b"idempotency-key"))
-        _json(exchange, batch_object(await self._jobs.create(principal, request, key)))
+        made = await self._jobs.create(principal, request, key)
+        _json(exchange, batch_object(made.row, await self._forecast(made)))
 
     async def _list_batches(self, exchange: Exchange) -> None:
         principal = await self._reader(exchange)
@@ -207,13 +212,21 @@ class FilesAndBatches:
 
     async def _show_batch(self, exchange: Exchange, batch_id: str) -> None:
         principal = await self._reader(exchange)
-        _json(exchange, batch_object(await self._jobs.get(principal.workspace_id, batch_id)))
+        row = await self._jobs.get(principal.workspace_id, batch_id)
+        _json(exchange, batch_object(row, await self._forecast(Created(row))))
 
     async def _cancel(self, exchange: Exchange, batch_id: str) -> None:
         principal = await self._writer(exchange)
         _json(exchange, batch_object(await self._jobs.cancel(principal.workspace_id, batch_id)))
 
     # Inside
+
+    async def _forecast(self, batch: Created) -> dict[str, Any] | None:
+        if self._prospects is None:
+            return None
+        if batch.lines is not None:
+            return await self._prospects.of_new(batch.row, batch.lines)
+        return await self._prospects.of(batch.row)
 
     async def _reader(self, exchange: Exchange) -> Principal:
         authorization = exchange.headers.get(b"authorization")

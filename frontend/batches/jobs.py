@@ -12,6 +12,8 @@ import asyncio
 import logging
 import re
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from engines.errors import NotFound, ServingError
@@ -60,6 +62,14 @@ def work_file(workspace_id: str) -> NewFile:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Answer to a create. ``lines``: by model, None where they were not looked at (or an earlier create answers)."""
+
+    row: BatchRow
+    lines: Mapping[str, int] | None = None
+
+
 class Jobs:
     """The Batches API of every workspace."""
 
@@ -77,7 +87,7 @@ class Jobs:
         settings = self._settings
         return Rules(request.contract, self._models, settings.max_lines, settings.max_line_bytes)
 
-    async def create(self, principal: Principal, request: BatchRequest, key: str | None) -> BatchRow:
+    async def create(self, principal: Principal, request: BatchRequest, key: str | None) -> Created:
         """Return the new batch, or the earlier one of a repeated ``Idempotency-Key``.
 
         Raises:
@@ -94,7 +104,7 @@ class Jobs:
             except IdempotencyConflict as error:
                 raise _conflict() from error
             if earlier is not None:
-                return earlier
+                return Created(earlier)
         source = await self._input(principal.workspace_id, request.input_file_id)
         if (
             await self._store.batches.active_count(principal.workspace_id)
@@ -102,7 +112,7 @@ class Jobs:
         ):
             raise self._no_slot()
         if self._settings.validation == "async":
-            return await self._insert(_new_batch(principal, request, None, None), idempotency)
+            return Created(await self._insert(_new_batch(principal, request, None, None), idempotency))
         work = work_file(principal.workspace_id)
         await self._store.files.insert(work)
         try:
@@ -120,7 +130,8 @@ class Jobs:
             raise
         if row.work_file_id != work.id:
             await asyncio.shield(self._withdraw(work))  # an earlier batch answers for this key
-        return row
+            return Created(row)
+        return Created(row, dict(zip(validated.models, validated.counts, strict=True)))
 
     async def get(self, workspace_id: str, batch_id: str) -> BatchRow:
         """Return a batch of the workspace. Raises: ApiError 404."""

@@ -26,6 +26,7 @@ from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.runner.runner import BatchRunner
 from frontend.batches.runner.timings import Timings
+from frontend.batches.scheduling.batch_watch import BatchWatch
 from frontend.batches.scheduling.effective_caps import FixedCaps
 from frontend.batches.scheduling.live_counts import LiveCounts
 from frontend.batches.scheduling.metrics_reader import MetricsReader, approved_endpoints
@@ -77,6 +78,7 @@ class BatchesProcess:
         self._worker: LocalWorker | None = None
         self._gateway: Gateway | None = None
         self._watch: RouteWatch | None = None
+        self._alerts: BatchWatch | None = None
         self._runner: BatchRunner | None = None
         self._why = "the store is not open yet"
         self._draining = False
@@ -154,12 +156,17 @@ class BatchesProcess:
             on_state=self._report,
         )  # fmt: skip
         stack.push_async_callback(watch.close)
+        alerts = self._alerts = BatchWatch(
+            store, gateway_settings, lambda endpoint, model: gateway.plan(endpoint, model).route, self._environ
+        )
+        stack.push_async_callback(alerts.close)
         stack.push_async_callback(runner.close)
         # What is here now stays: a full collection would look through it again and again, 40 ms at a time.
         gc.collect()
         gc.freeze()
         await runner.start()
         watch.start(runner)
+        await alerts.start()
         self._runner = runner
         self._tell("")
 
@@ -204,6 +211,8 @@ class BatchesProcess:
             yield from self._runner.figures.series()
         if self._watch is not None:
             yield from self._watch.series()
+        if self._alerts is not None:
+            yield from self._alerts.series()
         if self._gateway is not None:
             yield from self._gateway.traffic.series(self._gateway.routes)
 

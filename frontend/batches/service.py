@@ -11,6 +11,7 @@ from frontend.batches.http_routes import FilesAndBatches, mount
 from frontend.batches.jobs import Jobs
 from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
+from frontend.batches.prospects import Forecasts, Prospects
 from frontend.batches.runner.expiry import ExpirySweeper
 from frontend.batches.store.protocol import Store
 from frontend.batches.sweeper import Sweeper
@@ -27,7 +28,12 @@ class BatchesService:
     """What a frontend holds for ``/v1/files`` and ``/v1/batches``; the store is opened and closed by its owner."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, authenticator: Authenticator, executor: Executor
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        authenticator: Authenticator,
+        executor: Executor,
+        forecasts: Forecasts | None = None,
     ) -> None:
         self.objects = open_objects(settings, Path(settings.state_dir))
         self._check = InputCheck(self.objects)
@@ -36,7 +42,8 @@ class BatchesService:
         self.expiry = ExpirySweeper(store, self.objects, settings.files.batch_retention_days)
         self.files = Files(store, self.objects, settings.files)
         jobs = Jobs(store, self.objects, self._check, self._models, settings.batches)
-        self._app = FilesAndBatches(authenticator, self.files, jobs)
+        prospects = None if forecasts is None else Prospects(forecasts)
+        self._app = FilesAndBatches(authenticator, self.files, jobs, prospects)
 
     def mounted(self) -> dict[bytes, Application]:
         """Return the applications below ``/v1/``, by first path segment."""

@@ -83,11 +83,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """A good input: its private copy, complete and durable, and what a batch records of it."""
+    """A good input: its private copy, complete and durable, and what a batch records of it.
+
+    ``counts``: lines of each of ``models``.
+    """
 
     written: Written
     lines: int
     models: tuple[str, ...]
+    counts: tuple[int, ...]
 
     @property
     def public_model(self) -> str:
@@ -313,7 +317,8 @@ class InputCheck:
             except BaseException:
                 await writer.abort()
                 raise
-        return Validated(written, validator.index.lines, validator.index.models)
+        index = validator.index
+        return Validated(written, index.lines, index.models, index.counts)
 
     async def _run(self, call: Callable[[], bytes]) -> bytes:
         assert self._pool is not None, "not started"

@@ -39,6 +39,7 @@ class IndexBuilder:
     def __init__(self) -> None:
         self._records = bytearray()
         self._lanes: dict[str, int] = {}
+        self._counts: list[int] = []
         self._end = 0
 
     @property
@@ -50,9 +51,17 @@ class IndexBuilder:
         """Public models so far, in order of first appearance: one lane each."""
         return tuple(self._lanes)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Lines so far of each of ``models``."""
+        return tuple(self._counts)
+
     def add(self, line: bytes, model: str) -> None:
         """Note a line, which its newline follows."""
         lane = self._lanes.setdefault(model, len(self._lanes))
+        if lane == len(self._counts):
+            self._counts.append(0)
+        self._counts[lane] += 1
         self._records += struct.pack("<QIII", self._end, len(line), lane, zlib.crc32(line))
         self._end += len(line) + 1
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from engines.errors import ServingError, Unavailable
+from frontend.batches.scheduling.batch_watch import BatchWatch
 from frontend.batches.scheduling.live_counts import LiveCounts
 from frontend.batches.service import BatchesService
 from frontend.batches.store.protocol import Store, open_store
@@ -111,11 +112,18 @@ class GatewayService:
             serving,
             allow_client_priority=settings.allow_client_priority,
         )
-        self.batches = BatchesService(settings, self.door.store, self.authenticator, self.gateway)
+        self.watch = BatchWatch(
+            self.door.store, settings, lambda endpoint, model: self.gateway.plan(endpoint, model).route, environ,
+            self.door.opened,
+        )  # fmt: skip
+        self.batches = BatchesService(
+            settings, self.door.store, self.authenticator, self.gateway, self.watch.forecaster
+        )  # fmt: skip
         self.app = OpenAiApp(self.gateway, self.authenticator, settings.max_body_bytes, mounted=self.batches.mounted())
         self.platform = PlatformService(
-            settings, self.door.store, self.authenticator, lambda: {entry.name for entry in serving.entries()}
-        )
+            settings, self.door.store, self.authenticator, lambda: {entry.name for entry in serving.entries()},
+            self.watch.forecaster,
+        )  # fmt: skip
         self.pages: PagesService | None = None
         if settings.pages.enabled:
             self.pages = PagesService(
@@ -138,6 +146,7 @@ class GatewayService:
         await self.gateway.start()
         self.door.start()
         await self.batches.start()
+        await self.watch.start()
         if self.pages is not None:
             self.pages.start()
 
@@ -147,6 +156,7 @@ class GatewayService:
         await self.platform.close()
         if self.pages is not None:
             await self.pages.close()
+        await self.watch.close()
         await self.batches.close()
         await self.gateway.close()
         if self.live is not None:
@@ -154,5 +164,6 @@ class GatewayService:
         await self.door.close()
 
     def series(self) -> Iterable[Series]:
-        """Return every figure of the gateway in this process."""
-        return self.gateway.traffic.series(self.gateway.routes)
+        """Yield every figure of the gateway in this process."""
+        yield from self.gateway.traffic.series(self.gateway.routes)
+        yield from self.watch.series()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from frontend.batches.scheduling.forecast import FRESH_S, MIN_LINES, Forecaster
+from frontend.batches.scheduling.forecast import FRESH_S, MIN_LINES, STALE_S, Forecaster
 from frontend.batches.scheduling.outlook import Outlook, outlook_document
 from frontend.batches.store.route_rows import MinuteRow, RouteCap
 from frontend.batches.store.rows import SECOND_US, BatchRow, Demand, SchedulingRow
@@ -191,7 +191,7 @@ def test_what_would_come_is_forecast_behind_what_is_there(world: World) -> None:
     assert nothing.eta_p90 is None
 
 
-def test_askers_share_one_look_and_it_is_kept_for_some_seconds(world: World) -> None:
+def test_askers_share_one_look_and_are_given_the_last_one_meanwhile(world: World) -> None:
     measured(world)
     clock = Clock()
     made = forecaster(world, clock)
@@ -215,8 +215,20 @@ def test_askers_share_one_look_and_it_is_kept_for_some_seconds(world: World) -> 
     world.run(ask())
     assert looks == 1
     clock.ns += int(FRESH_S * 0.2e9)
-    world.run(ask())
+
+    async def ask_twice() -> None:
+        before = await made.all()
+        assert await made.all() is before, "the next look is under way"
+        assert looks == 1
+        assert made._looking is not None
+        await made._looking
+        assert await made.all() is not before
+
+    world.run(ask_twice())
     assert looks == 2
+    clock.ns += int(STALE_S * 1.1e9)
+    world.run(ask())
+    assert looks == 3
 
 
 def test_an_asker_that_goes_away_leaves_the_answer_to_others_and_closing_ends_all(world: World) -> None:

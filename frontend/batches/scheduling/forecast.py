@@ -2,8 +2,9 @@
 
 Theory of operation
     One look reads what waits and runs, the settings, caps and weights, and forecasts all batches together, in a thread.
-    It is made when somebody asks and the last one is older than ``FRESH_S``; askers meanwhile share it. What the past
-    says of a route is read seldom (days) and often (its last hours, for line times and closures).
+    It is made when somebody asks and the last one is older than ``FRESH_S``; askers meanwhile are given the last one if
+    it is younger than ``STALE_S``, else they share the new one. What the past says of a route is read seldom (days) and
+    often (its last hours, for line times and closures).
 
     Every process that is asked looks for itself: the answer depends on the store alone, and fixed seeds make it the
     same everywhere.
@@ -30,6 +31,7 @@ from frontend.batches.store.rows import SECOND_US, BatchRow, SchedulingRow, Wind
 from frontend.gateway_settings import BatchSettings
 
 FRESH_S: Final = 5.0
+STALE_S: Final = 30.0
 PAST_US: Final = 14 * DAY_S * SECOND_US
 RECENT_US: Final = 6 * 3600 * SECOND_US
 RECENT_S: Final = 30.0
@@ -88,7 +90,7 @@ class Forecaster:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._route_of = route_of
+        self.route_of = route_of
         self._clock_ns = clock_ns
         self._past: dict[str, _Past] = {}
         self._picture: _Picture | None = None
@@ -128,10 +130,15 @@ class Forecaster:
 
     async def _fresh(self) -> _Picture:
         picture = self._picture
-        if picture is not None and self._clock_ns() - picture.made_ns < FRESH_S * 1e9:
+        age_ns = 0 if picture is None else self._clock_ns() - picture.made_ns
+        if picture is not None and age_ns < FRESH_S * 1e9:
             return picture
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
+            # Whoever is given the last picture does not wait for what becomes of this.
+            self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if picture is not None and age_ns < STALE_S * 1e9:
+            return picture
         # Shielded: one asker that goes away does not take the answer from the others.
         return await asyncio.shield(self._looking)
 
@@ -194,7 +201,7 @@ class Forecaster:
     def _untaken(self, row: BatchRow) -> dict[str, int]:
         """Return where the lines of a batch will wait that no runner has."""
         left = row.request_total - row.request_completed - row.request_failed
-        route = self._route_of(row.endpoint, row.public_model) if left > 0 else ""
+        route = self.route_of(row.endpoint, row.public_model) if left > 0 else ""
         return {route: left} if route else {}
 
     # What the routes offer
