@@ -43,7 +43,10 @@ MODELS: Final = (
             RouteSettings(id="gpu-b", kind="vllm", endpoint="http://10.0.0.6:8000/v1", addresses=("10.0.0.6",)),
         ),
     ),
-    GatewayModel(name="gpt-small", routes=(RouteSettings(id="cloud", kind="openai"),)),
+    GatewayModel(
+        name="gpt-small",
+        routes=(RouteSettings(id="cloud", kind="openai"), RouteSettings(id="spare", kind="openai")),
+    ),
     GatewayModel(name="minilm", routes=(RouteSettings(id="own", kind="local"),)),
 )
 EXAMPLE: Final = SchedulingRow(
@@ -161,7 +164,7 @@ class PagesWorld:
     def end(self, batch: BatchRow, state: Any = "completed", **more: Any) -> None:
         """Finish a batch without running lines."""
         runner = self.data.store.runner
-        self.data.run(runner.mark_finalizing("r1", batch.id, f"file-out-{batch.id}", f"file-err-{batch.id}"))
+        self.data.run(runner.mark_finalizing("r1", batch.id, output_id(batch), error_id(batch)))
         assert self.data.run(runner.finalize("r1", batch.id, state, **more))
 
     def result_file(self, batch: BatchRow, file_id: str, text: str) -> WrittenFile:
@@ -195,6 +198,14 @@ class PagesWorld:
         rows = [EdgeRow(route, int(now_us - hours * HOUR_US), "p1", reason, cap=4) for hours, reason in edges]
         self.data.run(self.data.store.explain.add_edges(rows))
         self.data.run(self.data.store.explain.add_minutes(minutes))
+
+
+def output_id(batch: BatchRow) -> str:
+    return batch.id.replace("batch_", "file-")
+
+
+def error_id(batch: BatchRow) -> str:
+    return output_id(batch)[:-1] + ("0" if batch.id[-1] != "0" else "1")
 
 
 @contextmanager
@@ -272,8 +283,8 @@ def furnish(world: PagesWorld) -> Scene:
     world.progress(mixed, 30, 0, 0)
     world.progress(done, 58, 2, 0, "own")
     world.progress(failed, 3, 9, 0, "cloud")
-    output = world.result_file(done, f"file-out-{done.id}", '{"id": "batch_req_1"}\n')
-    errors = world.result_file(done, f"file-err-{done.id}", '{"id": "batch_req_2"}\n')
+    output = world.result_file(done, output_id(done), '{"id": "batch_req_1"}\n')
+    errors = world.result_file(done, error_id(done), '{"id": "batch_req_2"}\n')
     world.end(done, output=output, error=errors)
     world.end(failed, "expired")
     world.wait_for(running, Demand("gpu-a", 780, None, True))

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages_world import EXAMPLE
 
+from frontend.batches.scheduling.plain_words import in_words
 from frontend.batches.scheduling.settings_document import settings_document
 from frontend.batches.store.rows import SchedulingRow
 from frontend.platform.pages import settings_form, wording
-from frontend.platform.pages.route_pages import in_a_form
+from frontend.platform.pages.assets import Assets
+from frontend.platform.pages.rendering import Renderer
+from frontend.platform.pages.route_pages import in_a_form, preview_values
 from frontend.platform.pages.visits import read_fields, safe_next
-from frontend.platform.read_models import LaneView, Reading, RouteStatus
+from frontend.platform.read_models import Deployment, LaneView, OpenInterval, PreviewView, Reading, RouteStatus
 
 READ = Reading(0, True, 3, 1, 913, None)
+DEPLOYMENT = Deployment("gpu-a", "llama-70b", "vllm", "", None, True)
 STATUS = RouteStatus(0, 0, 0, 2, None, None, None, None, None)
+
+
+def page(template: str, **values: Any) -> str:
+    assets = Assets()
+    assets.start()
+    return Renderer(assets).render(template, **values).decode()
 
 
 @pytest.mark.parametrize(
@@ -165,3 +176,34 @@ def test_signing_in_leads_to_our_own_pages_only(text: str) -> None:
 
 def test_signing_in_leads_back() -> None:
     assert safe_next("/ui/batches/batch_1?x=1") == "/ui/batches/batch_1?x=1"
+
+
+def test_a_preview_names_what_a_change_of_clocks_does() -> None:
+    # America/New_York, Saturday 19:00 to 07:00: 13 hours on 31 October 2026.
+    opens, closes = 1_793_487_600_000_000, 1_793_534_400_000_000
+    one = OpenInterval(opens, closes, "", "", False, "one hour longer: the clocks go back")
+    words = in_words(EXAMPLE)
+    form = settings_form.from_document(settings_document(EXAMPLE))
+    preview = PreviewView(words, False, (one, replace(one, closes_us=None, closes_local=None, note="")), 12.4, 2000)
+    shown = preview_values(preview, form, DEPLOYMENT, "")
+    first, endless = shown["intervals"]
+    assert (first["day"], first["opens"], first["closes"], first["length"]) == (
+        "Sat 31 Oct",
+        "19:00",
+        "Sun 07:00",
+        "13 h",
+    )
+    assert (endless["closes"], endless["length"]) == ("…", "")
+    html = page("preview.html", **shown)
+    assert "one hour longer: the clocks go back" in html
+    assert "12%" in html
+    assert "2,000 minutes observed" in html
+    assert "later EST" not in html
+
+
+def test_a_window_that_never_opens_is_said_before_it_is_saved() -> None:
+    form = settings_form.from_document(settings_document(EXAMPLE))
+    preview = PreviewView(in_words(EXAMPLE), False, (), None, 0)
+    assert "This window never opens" in page("preview.html", **preview_values(preview, form, DEPLOYMENT, ""))
+    always = preview_values(replace(preview, always=True), form, DEPLOYMENT, "")
+    assert "At any time." in page("preview.html", **always)

@@ -51,6 +51,8 @@ _TITLES: Final = {
     413: "Too large",
     503: "Not available now",
 }
+_PASSED_ON: Final = ("Allow", "Retry-After")
+"""Headers of a failure that mean something to browsers."""
 _UNKNOWN_KEY: Final = "This key is not known here, or was revoked."
 
 
@@ -138,11 +140,11 @@ class PagesApp:
                         signed_in, reply = await self._visit(exchange, segments, signed_in)
             except ServingError as error:
                 told = render(error)
-                reply = self._failure(told.status, str(error), signed_in)
+                reply = self._failure(told.status, str(error), signed_in, told.headers)
             except ClientDisconnected:
                 raise
             except Exception:
-                log.exception("pages.handler_failed", extra={"path": exchange.path})
+                log.exception("pages.handler_failed path=%r", exchange.path)
                 reply = self._failure(500, "Something went wrong here; the log of the server says what.", signed_in)
             if reply is not None:
                 self._send(exchange, reply, signed_in)
@@ -188,7 +190,7 @@ class PagesApp:
             message = _UNKNOWN_KEY if first(form, "key") else "Enter a key."
             return self._sign_in_page(after, message, 401)
         value, token = self._sessions.begin(principal)
-        log.info("pages.signed_in", extra={"key": principal.key_id, "role": principal.role.value})
+        log.info("pages.signed_in key=%s role=%s", principal.key_id, principal.role.value)
         cookie = guard.set_cookie(value, self._sessions.left_s(token), secure=guard.is_secure(exchange))
         return Reply(b"", 303, ((b"Location", after.encode("ascii")), cookie))
 
@@ -198,7 +200,7 @@ class PagesApp:
     def _sign_out(self, visit: Visit) -> Reply:
         _allow(visit.exchange, "POST")
         self._sessions.end(visit.signed_in)
-        log.info("pages.signed_out", extra={"key": visit.signed_in.principal.key_id})
+        log.info("pages.signed_out key=%s", visit.signed_in.principal.key_id)
         cookie = guard.set_cookie("", 0, secure=guard.is_secure(visit.exchange))
         return Reply(b"", 303, ((b"Location", link("sign-in", out=1).encode("ascii")), cookie))
 
@@ -211,13 +213,16 @@ class PagesApp:
             raise ApiError(400, "This address takes forms only.")
         return read_fields(bytes(exchange.body))
 
-    def _failure(self, status: int, message: str, signed_in: SignedIn | None) -> Reply:
+    def _failure(
+        self, status: int, message: str, signed_in: SignedIn | None, more: tuple[tuple[str, str], ...] = ()
+    ) -> Reply:
         title = _TITLES.get(status, "Something went wrong")
         return Reply(
             self._renderer.render(
                 "error.html", visit=None, signed_in=signed_in, title=title, message=message, code=status
             ),
             status,
+            (HTML, *((name.encode(), value.encode()) for name, value in more if name in _PASSED_ON)),
         )
 
     def _send(self, exchange: Exchange, reply: Reply, signed_in: SignedIn | None = None) -> None:
