@@ -132,7 +132,7 @@ class HttpServer:
             try:
                 await asyncio.wait_for(self._empty.wait(), timeout_s)
             except TimeoutError:
-                log.warning("http.drain_cut", extra={"connections": len(state.connections)})
+                log.warning("http.drain_cut connections=%s", len(state.connections))
         cut = len(state.connections)
         await self.close()
         return cut

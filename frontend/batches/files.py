@@ -352,7 +352,7 @@ class Files:
             await self._objects.delete(new.storage_path)
             await self._store.files.mark_swept([new.id])
         except ServingError as error:
-            log.warning("files.left_to_sweeper", extra={"file": new.id, "error": type(error).__name__})
+            log.warning("files.left_to_sweeper file=%s error=%s", new.id, type(error).__name__)
 
 
 def no_file() -> ApiError:

@@ -254,7 +254,7 @@ async def _guarded(exchange: Exchange, work: Work) -> None:
         except ClientDisconnected:
             raise
         except Exception:
-            log.exception("batches.handler_failed", extra={"path": exchange.path})
+            log.exception("batches.handler_failed path=%r", exchange.path)
             if not exchange.answered:
                 _fail(exchange, ApiError(500, "internal error", code="internal_error"))
             elif exchange.streaming:
@@ -272,7 +272,7 @@ async def _stream(
         async for piece in pieces:
             await exchange.send(piece)
     except ServingError as error:
-        log.error("files.content_failed", extra={"file": row.id, "error": str(error)})
+        log.error("files.content_failed file=%s error=%s", row.id, str(error))
         exchange.abort()
         return
     await exchange.end()

@@ -200,7 +200,7 @@ class Jobs:
             await self._objects.delete(work.storage_path)
             await self._store.files.mark_swept([work.id])
         except ServingError as error:
-            log.warning("batches.left_to_sweeper", extra={"file": work.id, "error": type(error).__name__})
+            log.warning("batches.left_to_sweeper file=%s error=%s", work.id, type(error).__name__)
 
 
 def no_batch() -> ApiError:

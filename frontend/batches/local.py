@@ -99,7 +99,7 @@ class LocalObjects:
             return await _uncut(future)
         except OSError as error:
             what = "is full" if error.errno in FULL else "cannot be used now"
-            log.error("objects.failed", extra={"error": f"{type(error).__name__}: {error}"})
+            log.error("objects.failed error=%s: %s", type(error).__name__, error)
             raise StorageUnavailable(f"the file storage {what}; nothing was stored") from error
 
     def _place(self, path: str) -> Path:

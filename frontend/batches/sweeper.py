@@ -70,8 +70,8 @@ class Sweeper:
             await asyncio.sleep(SWEEP_SECONDS * (0.5 + random.random()))
             try:
                 if removed := await self.sweep():
-                    log.info("files.swept", extra={"objects": removed})
+                    log.info("files.swept objects=%s", removed)
             except ServingError as error:
-                log.warning("files.sweep_failed", extra={"error": type(error).__name__})
+                log.warning("files.sweep_failed error=%s", type(error).__name__)
             except Exception:
                 log.exception("files.sweep_failed")

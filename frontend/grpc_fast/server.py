@@ -148,7 +148,7 @@ class FastGrpcServer:
                 async with asyncio.timeout(timeout_s):
                     await self._emptied.wait()
             except TimeoutError:
-                log.warning("grpc.drain_cut", extra={"connections": len(state.connections)})
+                log.warning("grpc.drain_cut connections=%s", len(state.connections))
         await self.close()
 
     async def close(self) -> None:

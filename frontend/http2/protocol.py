@@ -219,5 +219,5 @@ class Http2Protocol(asyncio.Protocol):
             self._stalled_ns = now_ns
             self._stalled_bytes = left
         elif now_ns - self._stalled_ns > self._state.limits.write_ns:
-            log.info("http2.client_does_not_read", extra={"bytes": left})
+            log.info("http2.client_does_not_read bytes=%s", left)
             self._transport.abort()

@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
         try:
             self._state.app.handle(exchange)
         except Exception:
-            log.exception("http.handler_failed", extra={"path": exchange.path})
+            log.exception("http.handler_failed path=%r", exchange.path)
             if not exchange.answered:
                 self._fail(exchange, 500, "internal error")
             elif exchange.streaming:

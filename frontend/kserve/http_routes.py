@@ -206,7 +206,7 @@ class KserveApp:
             outcome.release()
             _fail(exchange, error)
         except Exception:
-            log.exception("http.answer_failed", extra={"model": outcome.model})
+            log.exception("http.answer_failed model=%s", outcome.model)
             outcome.release()
             if not exchange.answered:
                 _reply(exchange, 500, _JSON, [error_body("internal error")])
@@ -235,7 +235,7 @@ class KserveApp:
         self, exchange: Exchange, headers: Headers, response: InferResponse, packing: asyncio.Future[list[Part]]
     ) -> None:
         if packing.cancelled() or packing.exception() is not None:
-            log.error("http.compression_failed", extra={"model": response.model})
+            log.error("http.compression_failed model=%s", response.model)
             response.release()
             _reply(exchange, 500, _JSON, [error_body("internal error")])
         else:
@@ -329,7 +329,7 @@ async def _guarded(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
     except ServingError as error:
         _fail(exchange, error)
     except Exception:
-        log.exception("http.handler_failed", extra={"path": exchange.path})
+        log.exception("http.handler_failed path=%r", exchange.path)
         if not exchange.answered:
             _reply(exchange, 500, _JSON, [error_body("internal error")])
 

@@ -280,7 +280,7 @@ async def _guarded(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         except ClientDisconnected:
             raise
         except Exception:
-            log.exception("openai.handler_failed", extra={"path": exchange.path})
+            log.exception("openai.handler_failed path=%r", exchange.path)
             if not exchange.answered:
                 fail(exchange, ApiError(500, "internal error", code="internal_error"))
             elif exchange.streaming:

@@ -183,7 +183,7 @@ async def _guarded(exchange: Exchange, work: Work) -> None:
         except ClientDisconnected:
             raise
         except Exception:
-            log.exception("platform.handler_failed", extra={"path": exchange.path})
+            log.exception("platform.handler_failed path=%r", exchange.path)
             fail(exchange, ApiError(500, "internal error"))
 
 

@@ -46,7 +46,7 @@ class StoreChanges:
         settings = read_document(self._deployments, route_id, document, principal.key_id)
         audit = _audit("batch_scheduling.updated", principal, None, route_id, settings_details(settings))
         await self._store.scheduling.put_settings(settings, audit)
-        log.info("platform.scheduling_updated", extra={"route": route_id, "key": principal.key_id})
+        log.info("platform.scheduling_updated route=%s key=%s", route_id, principal.key_id)
         return await self._views.route_view(route_id)
 
     async def cancel_batch(self, principal: Principal, access: BatchAccess, batch_id: str) -> BatchView:
