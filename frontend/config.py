@@ -19,12 +19,14 @@ from frontend import options
 from frontend.control.endpoint import BadEndpoint, TcpEndpoint, parse_endpoint
 from frontend.gateway_config import VARIABLES, GatewayReading
 from frontend.gateway_settings import GatewaySettings
+from frontend.gpus import read_gpus
 from frontend.model_options import MODELS_VARIABLE, read_models
 from frontend.options import BY_ENVIRONMENT, ENVIRONMENT_PREFIX, OPTIONS, SECTIONS, BadValue, unknown_keys
 from frontend.settings import ControlSettings, Count, EndpointSettings, FrontendSettings, GrpcSettings
 from worker.config import ChannelSettings, RuntimeSettings, SchedulerSettings, WorkerSettings
 
 MAX_WORKERS = 1
+_BACKEND = "global.runtime.backend"
 _TOP_KEYS = ("model_repo", "run_dir", "frontends", "gpus", "global", "workers", "models", "gateway")
 _DEFAULT_SOURCE = "default"
 
@@ -42,7 +44,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         frontends: number of frontend processes, ``auto`` resolved.
-        gpus: device numbers; empty means CPU.
+        gpus: device numbers; empty means any, if ``runtime.backend`` asks for one.
         workers: names of the worker processes.
         pins: model name -> workers that may serve it.
         notices: things the operator should be told once at start.
@@ -180,7 +182,7 @@ class _Reading:
             "model_repo": self._model_repo(document),
             "run_dir": self._run_dir(document),
             "frontends": self._frontends(document),
-            "gpus": self._gpus(document),
+            "gpus": self._gpus(document, values),
         }
         gateway = self._gateway(document, values, top["run_dir"])
         workers = self._workers(document)
@@ -308,16 +310,14 @@ class _Reading:
             self._mistake("frontends", f"auto, or {error}", "" if source.startswith("file") else source)
             return 1
 
-    def _gpus(self, document: Mapping[str, Any]) -> tuple[int, ...]:
+    def _gpus(self, document: Mapping[str, Any], values: dict[str, Any]) -> tuple[int, ...]:
         value, self.sources["gpus"] = self._pick("gpus", document, "gpus")
-        if value is None or value == "auto" or (value == 0 and value is not False) or value == []:
+        try:
+            gpus, values[_BACKEND] = read_gpus(value, values[_BACKEND])
+        except ValueError as error:
+            self._mistake("gpus", str(error))
             return ()
-        wanted = value if isinstance(value, list) else [value]
-        if all(isinstance(gpu, int) and not isinstance(gpu, bool) and gpu >= 0 for gpu in wanted):
-            self._mistake("gpus", f"{value!r}: the TensorRT engine is not available yet; use auto or 0 for the CPU")
-        else:
-            self._mistake("gpus", f"expected auto, a count or a list of device numbers, got {reprlib.repr(value)}")
-        return ()
+        return gpus
 
     def _gateway(self, document: Mapping[str, Any], values: Mapping[str, Any], run_dir: str) -> GatewaySettings:
         reading = GatewayReading(

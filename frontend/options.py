@@ -29,7 +29,7 @@ SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
 }
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "global.model_control_mode": ("dynamic", "static", "explicit"),
-    "global.runtime.backend": ("auto", "onnxruntime", "array", "tensorrt"),
+    "global.runtime.backend": ("auto", "cpu", "cuda", "onnxruntime", "array", "tensorrt"),
     "global.runtime.numerics": ("auto", "tf32", "f32"),
     "global.scheduler.discipline": ("fair", "fifo", "edf"),
     "global.scheduler.sizing": ("fill", "learned"),
@@ -37,7 +37,6 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 NOT_AVAILABLE: Final[dict[str, dict[str, str]]] = {
     "global.model_control_mode": {"explicit": "loading and unloading by request is not available yet"},
-    "global.runtime.backend": {"tensorrt": "the TensorRT engine is not available yet"},
 }
 """Values that are part of the format but that this version cannot honour; accepting them would be a lie."""
 MAX_SECONDS: Final = 31 * 86_400.0

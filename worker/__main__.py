@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engines.base import Engine
 from engines.bundle.manifest import Manifest
+from engines.device.errors import DeviceLost
 from engines.errors import ServingError
 from engines.select import EngineSet
 from worker.channel.node_link import EXIT_CONFIG, SyncLink, die_with_node, read_settings
@@ -27,6 +28,10 @@ from worker.scheduling.types import Discipline, SchedulerOptions, Sizing
 
 log = logging.getLogger("worker")
 
+EXIT_DEVICE_LOST = 70
+"""Unlike ``EXIT_CONFIG``, another process may do better: the node starts one."""
+PLAN_FOLDER = "plans"
+"""Under the run directory: what a library compiles for a device, found again at the next start."""
 SWITCH_INTERVAL_S = 0.0005
 """How long the device thread may wait for the interpreter when it comes back from an execution: the default of 5 ms
 would be longer than most executions."""
@@ -51,13 +56,17 @@ def main(argv: list[str]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return _serve(settings, link, pulse)
+    except DeviceLost as error:
+        log.critical("worker.device_lost reason=%s", error)
+        return EXIT_DEVICE_LOST
     except ServingError as error:
         log.error("worker.failed reason=%s", error)
         return EXIT_CONFIG
 
 
 def _serve(settings: WorkerSettings, link: SyncLink, pulse: Pulse | None) -> int:
-    engines = EngineSet(settings.runtime)
+    engines = EngineSet(settings.runtime, settings.gpus, Path(settings.run_dir) / PLAN_FOLDER)
+    engines.start()
 
     def engine_for(manifest: Manifest) -> Engine:
         return engines.choose(manifest.engine)
@@ -74,10 +83,15 @@ def _serve(settings: WorkerSettings, link: SyncLink, pulse: Pulse | None) -> int
     gc.freeze()
     log.info("worker.started name=%s pid=%d", settings.name, os.getpid())
     try:
-        return Loop(settings.name, server, scheduler, registry, loader, link, pulse).run()
+        status = Loop(settings.name, server, scheduler, registry, loader, link, pulse, engines=engines).run()
+        if not link.gone and not loader.loading:
+            # Otherwise something may still use a model; the end of the process gives its memory back just as well.
+            for loaded in registry.all_loaded():
+                loaded.model.close()
+            engines.close()
+        return status
     finally:
         server.close()
-        engines.close()
 
 
 def options_of(settings: SchedulerSettings) -> SchedulerOptions:

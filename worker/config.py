@@ -42,7 +42,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``global.runtime``: the device side. ``threads`` 0 lets the engine choose from the CPUs it may use."""
+    """``global.runtime``: the device side.
+
+    Attributes:
+        backend: what computes; see ``engines.select``.
+        weight_cache_fraction: part of the device memory free at start, less the wiggle fraction, that weights get.
+        threads: on a CPU; 0 lets the engine choose from the CPUs it may use.
+    """
 
     backend: str = "auto"
     weight_cache_fraction: Fraction = 1.0
@@ -68,7 +74,7 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All a worker process is told. ``gpus`` empty means CPU."""
+    """All a worker process is told. ``gpus`` empty means any, if ``runtime.backend`` asks for one."""
 
     name: str
     run_dir: str

@@ -16,7 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from engines.device.errors import DeviceLost
 from engines.errors import Kind, ServingError
+from engines.select import EngineSet
 from worker.channel.channel import Channel
 from worker.channel.node_link import Order, Report, SyncLink
 from worker.channel.pulse import BEAT_INTERVAL_S, Pulse
@@ -24,6 +26,7 @@ from worker.channel.reception import Events
 from worker.channel.records import reply_words
 from worker.channel.series import Series
 from worker.channel.server import ChannelServer
+from worker.config import RuntimeSettings
 from worker.control import Control
 from worker.device import DeviceThread
 from worker.dispatch import Batch, Dispatcher, place_of
@@ -59,6 +62,7 @@ class Loop:
         link: SyncLink | None,
         pulse: Pulse | None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        engines: EngineSet | None = None,
     ) -> None:
         self._server = server
         self._scheduler = scheduler
@@ -67,6 +71,8 @@ class Loop:
         self._link = link
         self._pulse = pulse
         self._clock_ns = clock_ns
+        self._engines = engines or EngineSet(RuntimeSettings())
+        self._lost: DeviceLost | None = None
         self._dispatcher = Dispatcher()
         self._device = DeviceThread()
         self._intake = Intake(registry.loaded)
@@ -96,7 +102,7 @@ class Loop:
         ]  # fmt: skip
 
     def run(self) -> int:
-        """Serve until drained or until the node is gone."""
+        """Serve until drained or until the node is gone; raise DeviceLost when only a new process can go on."""
         self._device.start()
         for descriptor in (self._device, self._loader, self._link):
             if descriptor is not None:
@@ -106,6 +112,8 @@ class Loop:
             self.step()
         self._device.close()
         self._loader.close()
+        if self._lost is not None:
+            raise self._lost
         return 0
 
     def step(self) -> None:
@@ -129,7 +137,7 @@ class Loop:
         self._touched.clear()
 
     def _finished(self) -> bool:
-        if self._link is not None and self._link.gone:
+        if self._lost is not None or (self._link is not None and self._link.gone):
             return True
         return self._draining and self._running is None and not any(a.live for a in self._attached.values())
 
@@ -152,6 +160,7 @@ class Loop:
     def _on_events(self, events: Events) -> None:
         for channel in events.attached:
             self._attached[channel.id] = Attached(channel)
+            self._engines.attach(channel.arena, f"arena of {channel.name}")
             log.info("channel.attached frontend=%s pid=%d", channel.name, channel.pid)
         for channel in events.detached:
             self._detach(channel)
@@ -224,6 +233,7 @@ class Loop:
             self._attached.pop(attached.channel.id, None)
             self._touched.discard(attached.channel)
             self._dispatcher.forget(attached.channel)
+            self._engines.detach(attached.channel.arena)
             attached.channel.release()
 
     # Requests in
@@ -282,6 +292,7 @@ class Loop:
         except ServingError as error:
             self._scheduler.record(dispatch, 0, now_ns)
             self._fail_all(dispatch, error.kind, str(error))
+            self._lost = error if isinstance(error, DeviceLost) else None
             return
         if self._pulse is not None:
             self._pulse.executing(self._clock_ns())
@@ -346,6 +357,10 @@ class Loop:
         counters = batch.loaded.counters
         counters.failed_executions += 1
         dispatch = batch.dispatch
+        if isinstance(failure, DeviceLost):
+            self._lost = failure
+            self._fail_all(dispatch, failure.kind, str(failure))
+            return
         if len(dispatch.requests) == 1:
             request = dispatch.requests[0]
             counters.fail.add(self._clock_ns() - request.arrival_ns)

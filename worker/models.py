@@ -132,6 +132,11 @@ class Loader:
             outcomes.append(self._outcomes.popleft())
         return outcomes
 
+    @property
+    def loading(self) -> bool:
+        """Whether the thread may still hold a model that nobody has taken."""
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         """Stop after the model being loaded; do not wait for it."""
         self._stop = True

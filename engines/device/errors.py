@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.errors import EngineFailed, NotReady
+from engines.errors import EngineFailed, Kind, NotReady
 
 
 class DeviceMissing(NotReady):
@@ -27,3 +27,6 @@ class CannotCapture(DeviceFailed):
 
 class DeviceLost(DeviceFailed):
     """The device context is broken: every later call fails too, and only a new worker process helps."""
+
+    kind = Kind.UNAVAILABLE
+    retryable = True

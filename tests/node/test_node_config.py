@@ -97,11 +97,15 @@ BAD = [
      "global.endpoints.grpc_port: 8000 is also global.endpoints.http_port; two servers cannot share a port"),
     ("global: {model_control_mode: explicit}",
      "global.model_control_mode: 'explicit': loading and unloading by request is not available yet"),
-    ("global: {runtime: {backend: tensorrt}}",
-     "global.runtime.backend: 'tensorrt': the TensorRT engine is not available yet"),
+    ("global: {runtime: {backend: gpu}}",
+     "global.runtime.backend: expected auto|cpu|cuda|onnxruntime|array|tensorrt, got 'gpu'"),
+    ("gpus: 0\nglobal: {runtime: {backend: cuda}}",
+     "gpus: 0 means the CPU, but global.runtime.backend is cuda; write auto or [0]"),
     ("global: []", "global: expected a mapping, got []"),
-    ("gpus: 1", "gpus: 1: the TensorRT engine is not available yet; use auto or 0 for the CPU"),
-    ("gpus: [0]", "gpus: [0]: the TensorRT engine is not available yet; use auto or 0 for the CPU"),
+    ("gpus: 2", "gpus: 2: a worker uses one GPU, and more than 1 worker is not available yet; write [0]"),
+    ("gpus: [1, 3]", "gpus: [1, 3]: a worker uses one GPU, and more than 1 worker is not available yet; write [0]"),
+    ("gpus: -1", "gpus: expected auto, a count or a list of device numbers, got -1"),
+    ("gpus: [true]", "gpus: expected auto, a count or a list of device numbers, got [True]"),
     ("gpus: all", "gpus: expected auto, a count or a list of device numbers, got 'all'"),
     ("frontends: 0", "frontends: auto, or expected a whole number of at least 1, got 0"),
     ("frontends: 33", "frontends: 33 is above global.channel.max_channels (32)"),
@@ -127,6 +131,24 @@ BAD = [
      " 'tag:yaml.org,2002:python/object/apply:os.getcwd'"),
     ("x: '" + "y" * (1 << 20) + "'", "DIR/node.yaml: larger than 1048576 bytes"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "backend"),
+    [
+        ("gpus: auto", (), "auto"),
+        ("gpus: 0", (), "cpu"),
+        ("gpus: []", (), "cpu"),
+        ("gpus: 0\nglobal: {runtime: {backend: array}}", (), "array"),
+        ("gpus: 1", (0,), "auto"),
+        ("gpus: [2]\nglobal: {runtime: {backend: cuda}}", (2,), "cuda"),
+    ],
+)
+def test_gpus_are_auto_a_count_or_a_list_and_0_is_the_cpu(
+    tmp_path: Path, text: str, gpus: tuple[int, ...], backend: str
+) -> None:
+    settings = load(tmp_path, text).settings
+    assert (settings.gpus, settings.runtime.backend) == (gpus, backend)
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD, ids=[text[:40] for text, _ in BAD])
