@@ -1,0 +1,154 @@
+"""Figures, table and picture of ``bench/batch_gates.py``. The figures are pure and tested."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One measured stretch of time; seconds from its start.
+
+    Attributes:
+        calls: start and end of every live call.
+        lines: batch lines that succeeded within it.
+        samples: how many lines had succeeded, by time.
+    """
+
+    took_s: float
+    calls: Sequence[Span]
+    lines: int
+    samples: Sequence[tuple[float, int]]
+
+    def idle_s(self) -> float:
+        """Return the seconds without any live call."""
+        return self.took_s - covered_s(self.calls)
+
+    def latencies_ms(self) -> list[float]:
+        return [(end - start) * 1e3 for start, end in self.calls]
+
+    def first_ms(self, quiet_s: float = 5.0) -> float:
+        """Return the longest of the calls that begin a burst: those that start within 0.1 s of its first one."""
+        found, last_s = 0.0, -quiet_s
+        begun_s = 0.0
+        for start_s, end_s in sorted(self.calls):
+            if start_s - last_s >= quiet_s:
+                begun_s = start_s
+            if start_s - begun_s <= 0.1:
+                found = max(found, (end_s - start_s) * 1e3)
+            last_s = max(last_s, end_s)
+        return found
+
+    def summary(self) -> str:
+        found = sorted(self.latencies_ms())
+        p99 = f"p99 {percentile(found, 99):.0f} ms" if found else "no live calls"
+        return f"{len(found)} calls, {p99}, {self.lines} lines in {self.took_s:.0f} s, {self.idle_s():.0f} s idle"
+
+
+def covered_s(spans: Sequence[Span]) -> float:
+    """Return how long at least one of the spans lasts."""
+    total_s, reached_s = 0.0, float("-inf")
+    for start_s, end_s in sorted(spans):
+        total_s += max(0.0, end_s - max(start_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return total_s
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least so many percent are not above."""
+    return ascending[max(0, -(-len(ascending) * int(percent * 10) // 1000) - 1)]
+
+
+def figures(passes: Mapping[str, Sequence[Pass]]) -> dict[str, Any]:
+    """Return what is told of each way: over all its passes, with the spread from pass to pass."""
+    alone = [one.lines / one.took_s for one in passes["alone"]]
+    found: dict[str, Any] = {"alone_lines_per_s": spread(alone)}
+    for name, ways in passes.items():
+        if name == "alone":
+            continue
+        pooled = sorted(value for one in ways for value in one.latencies_ms())
+        p99 = [percentile(sorted(one.latencies_ms()), 99) for one in ways]
+        shares = [one.lines / (rate * one.idle_s()) for one, rate in zip(ways, alone, strict=True)]
+        found[name] = {
+            "calls": len(pooled),
+            "p50_ms": percentile(pooled, 50),
+            "p95_ms": percentile(pooled, 95),
+            "p99_ms": percentile(pooled, 99),
+            "p99_ms_per_round": p99,
+            "first_of_burst_ms": max(one.first_ms() for one in ways),
+            "live_per_s": len(pooled) / sum(one.took_s - one.idle_s() for one in ways),
+            "lines": sum(one.lines for one in ways),
+            "lines_per_s": sum(one.lines for one in ways) / sum(one.took_s for one in ways),
+            "share_of_idle_capacity": spread(shares),
+        }
+    base = found["live only"]
+    for name in passes:
+        if name != "alone":
+            ratios = [a / b for a, b in zip(found[name]["p99_ms_per_round"], base["p99_ms_per_round"], strict=True)]
+            found[name]["p99_over_live_only"] = found[name]["p99_ms"] / base["p99_ms"]
+            found[name]["p99_over_live_only_per_round"] = ratios
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    rows = [
+        "| | live calls | p50 ms | p95 ms | p99 ms | first of a burst, ms | p99 / live only | lines/s "
+        "| share of idle capacity |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        if name == "alone_lines_per_s":
+            continue
+        ratios, share = one["p99_over_live_only_per_round"], one["share_of_idle_capacity"]
+        ratio = f"{one['p99_over_live_only']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        shared = f"{share['median']:.0%} ({share['least']:.0%} to {share['most']:.0%})" if one["lines"] else "-"
+        rows.append(
+            f"| {name} | {one['calls']} | {one['p50_ms']:.0f} | {one['p95_ms']:.0f} | {one['p99_ms']:.0f} "
+            f"| {one['first_of_burst_ms']:.0f} "
+            f"| {ratio} | {one['lines_per_s']:.1f} | {shared} |"
+        )
+    alone = found["alone_lines_per_s"]
+    rows.append("")
+    rows.append(f"Batches alone: {alone['median']:.1f} ({alone['least']:.1f} to {alone['most']:.1f}) lines/s.")
+    return "\n".join(rows)
+
+
+def draw(passes: Mapping[str, Sequence[Pass]], path: Path, title: str) -> None:
+    """Draw the last pass of every way: latency of each live call, and lines per second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    ways = [name for name in passes if name != "alone"]
+    figure, axes = pyplot.subplots(2, len(ways), figsize=(15, 7), sharex=True, sharey="row", squeeze=False)
+    for column, name in enumerate(ways):
+        last = passes[name][-1]
+        above, below = axes[0][column], axes[1][column]
+        above.plot([start for start, _ in last.calls], last.latencies_ms(), ".", markersize=3, color="#1f77b4")
+        above.set(title=name, ylabel="ms of a live call" if column == 0 else "")
+        times = [at for at, _ in last.samples]
+        rates = [
+            (later[1] - earlier[1]) / (later[0] - earlier[0])
+            for earlier, later in zip(last.samples, last.samples[1:], strict=False)
+        ]
+        below.step(times[1:], rates, where="pre", color="#d62728")
+        below.set(xlabel="s", ylabel="batch lines/s" if column == 0 else "")
+        for one in (above, below):
+            one.grid(alpha=0.3)
+            one.set_ylim(bottom=0)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
