@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -35,6 +37,11 @@ gateway:
         - {{id: chat-1, kind: vllm, endpoint: "{url}", addresses: ["127.0.0.1"], upstream_model: inner}}
   batches: {{workers: 8}}
 """
+DASHBOARD = Path(__file__).parents[2] / "scripts" / "grafana" / "batches.json"
+EIGHT_REASONS = {
+    "rate_limited", "outside_window", "live_traffic", "metrics_unavailable", "server_busy", "workers", "concurrency",
+    "fair_share",
+}  # fmt: skip
 ROUTE = "/api/v1/platform/deployments/chat-1/batch-scheduling"
 WAIT_S = 60.0
 
@@ -62,6 +69,23 @@ class Running:
     def status(self) -> dict[str, Any]:
         found = self.call("GET", ROUTE)[1]["status"]
         assert isinstance(found, dict)
+        return found
+
+    def exposition(self) -> str:
+        url = f"http://127.0.0.1:{self.node.ports['metrics_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def labels(self, series: str) -> list[dict[str, str]]:
+        """Return the labels of every series of this name on the metrics page."""
+        lines = re.findall(rf"^{series}(?:\{{(.*)\}})? ", self.exposition(), re.MULTILINE)
+        return [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in lines]
+
+    def metrics(self) -> dict[str, list[frozenset[str]]]:
+        """Return the names of the labels that come together, by series, as the metrics page has them now."""
+        found: dict[str, list[frozenset[str]]] = {}
+        for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", self.exposition(), re.MULTILINE):
+            found.setdefault(name, []).append(frozenset(re.findall(r'(\w+)="', labels)))
         return found
 
     def page(self, batch_id: str) -> dict[str, Any]:
@@ -177,6 +201,44 @@ def _closed(running: Running) -> bool:
         until("it is gone", lambda: running.page(batch_id)["batch"]["ended_at"], WAIT_S)
         return True
     return False
+
+
+def test_rule_83_the_dashboard_names_series_that_exist(running: Running) -> None:
+    # One of each: some series are there from the first event on.
+    batch_id = running.submit(2)
+    until("the batch ends", lambda: running.page(batch_id)["batch"]["ended_at"], WAIT_S)
+    chat = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    assert running.call("POST", "/v1/chat/completions", chat)[0] == 200
+    dashboard = json.loads(DASHBOARD.read_text())
+    used = {name for expression in _expressions(dashboard) for name in _series(expression)}
+    assert len(used) > 15
+
+    def missing() -> set[tuple[str, frozenset[str]]]:
+        page = running.metrics()
+        return {(name, labels) for name, labels in used if not any(labels <= found for found in page.get(name, ()))}
+
+    # The sums over the installation come with the next look of whichever process tells them.
+    until("every series of the dashboard is there", lambda: not missing(), WAIT_S)
+    reasons = {labels["reason"] for labels in running.labels("gateway_batch_paused_routes")}
+    assert reasons >= EIGHT_REASONS
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel} == {"${datasource}"}
+
+
+def _expressions(dashboard: dict[str, Any]) -> Iterator[str]:
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+def _series(expression: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield every series that an expression reads, with the labels it relies on; ``instance`` is the scraper's."""
+    grouped = {name.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for name in group.split(",")}
+    for name, matchers in re.findall(r"\b((?:gateway|ringserve|frontend|worker)_\w+)(?:\{([^}]*)\})?", expression):
+        labels = set(re.findall(r"(\w+)(?:=~|=)", matchers)) | grouped
+        yield name, frozenset(labels - {"instance"})
 
 
 def test_roles_of_real_keys(running: Running) -> None:
