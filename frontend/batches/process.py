@@ -26,8 +26,8 @@ from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.runner.runner import BatchRunner
 from frontend.batches.runner.timings import Timings
+from frontend.batches.scheduling.adaptive import AdaptiveCaps
 from frontend.batches.scheduling.batch_watch import BatchWatch
-from frontend.batches.scheduling.effective_caps import FixedCaps
 from frontend.batches.scheduling.live_counts import LiveCounts
 from frontend.batches.scheduling.metrics_reader import MetricsReader, approved_endpoints
 from frontend.batches.scheduling.route_watch import RouteWatch
@@ -79,6 +79,7 @@ class BatchesProcess:
         self._gateway: Gateway | None = None
         self._watch: RouteWatch | None = None
         self._alerts: BatchWatch | None = None
+        self._caps: AdaptiveCaps | None = None
         self._runner: BatchRunner | None = None
         self._why = "the store is not open yet"
         self._draining = False
@@ -183,9 +184,15 @@ class BatchesProcess:
         load = MetricsReader(approved_endpoints(gateway), on_reading=lambda url: self._wake())
         await load.start()
         stack.push_async_callback(load.close)
-        return RouteWatch(
-            self._runner_id, store, gateway.batches.default_max_concurrency, live, load, FixedCaps(), self._provider
+        caps = self._caps = AdaptiveCaps(self._runner_id, store, live)
+        watch = RouteWatch(
+            self._runner_id, store, gateway.batches.default_max_concurrency, live, load, caps, self._provider
         )
+        caps.rows = watch.limits.rows
+        caps.counts = lambda: watch.figures.counts
+        stack.push_async_callback(caps.close)
+        caps.start()
+        return watch
 
     def _wake(self) -> None:
         if self._runner is not None:
@@ -211,8 +218,9 @@ class BatchesProcess:
             yield from self._runner.figures.series()
         if self._watch is not None:
             yield from self._watch.series()
-        if self._alerts is not None:
-            yield from self._alerts.series()
+        for part in (self._alerts, self._caps):
+            if part is not None:
+                yield from part.series()
         if self._gateway is not None:
             yield from self._gateway.traffic.series(self._gateway.routes)
 

@@ -33,6 +33,7 @@ SEEN = st.builds(
 HURTS = st.sampled_from((Seen(0, overloads=1), Seen(0, slow=True), Seen(0, overloads=2, slow=True)))
 
 
+@settings(deadline=None)
 @given(allowed=RANGES, seen=st.lists(SEEN, max_size=200), start=st.integers(1, 256))
 def test_it_never_leaves_its_range(allowed: Range, seen: list[Seen], start: int) -> None:
     cap = Cap(start)
@@ -44,6 +45,7 @@ def test_it_never_leaves_its_range(allowed: Range, seen: list[Seen], start: int)
         assert FIRST_PROBATION <= cap.probation <= MAX_PROBATION
 
 
+@settings(deadline=None)
 @given(allowed=RANGES, lines=st.integers(1, 256), hurt=HURTS, used=st.floats(0, 1))
 def test_it_halves_on_overload_and_on_slow_live_calls(allowed: Range, lines: int, hurt: Seen, used: float) -> None:
     cap = fitted(Cap(lines), allowed)
@@ -54,6 +56,7 @@ def test_it_halves_on_overload_and_on_slow_live_calls(allowed: Range, lines: int
     assert lowered.clean == 0
 
 
+@settings(deadline=None)
 @given(allowed=RANGES, seen=st.lists(SEEN, max_size=200))
 def test_it_grows_by_one_and_only_after_clean_windows_that_used_it_up(allowed: Range, seen: list[Seen]) -> None:
     cap = fitted(Cap(allowed.least), allowed)
@@ -83,6 +86,7 @@ def test_what_still_runs_from_before_a_halving_is_not_held_against_the_lower_cap
     assert after(cap, Seen(16, overloads=1), allowed)[0].lines == 8
 
 
+@settings(deadline=None)
 @given(allowed=RANGES, lines=st.integers(1, 256))
 def test_a_new_range_holds_at_once(allowed: Range, lines: int) -> None:
     cap, why = after(Cap(lines, clean=1, ceiling=9), Seen(0, slow=True), allowed)
@@ -93,7 +97,7 @@ def test_a_new_range_holds_at_once(allowed: Range, lines: int) -> None:
         assert why is Why.SETTINGS
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(capacity=st.integers(1, 100), most=st.integers(1, 128), drain=st.integers(0, 6))
 def test_it_does_not_flap_and_uses_what_is_there(capacity: int, most: int, drain: int) -> None:
     """A server that takes ``capacity`` lines; after a halving its old ones end over ``drain`` windows."""
@@ -209,6 +213,7 @@ def test_until_a_baseline_is_seen_the_least_stands_in_and_then_no_more() -> None
     assert limit is not None and limit < 0.6
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10_000), min_size=64, max_size=64), st.integers(0, 5))
 def test_the_baseline_is_bounded_and_no_call_is_counted_beyond_all(counts: list[int], times: int) -> None:
     seen = Latencies.empty(BOUNDS_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.batches.scheduling.delivery_state import (
@@ -61,6 +61,7 @@ def test_a_receiver_that_is_away_is_asked_with_one_event_until_it_answers() -> N
     assert len(made.due(untold[1:], 10 * S_NS)) == 49
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=MAX_ATTEMPTS, max_size=MAX_ATTEMPTS))
 def test_an_event_is_given_up_after_so_many_attempts_and_forgotten(reached: list[bool]) -> None:
     made = Deliveries()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.batches.scheduling.forecast_history import (
@@ -64,6 +64,7 @@ def test_saturday_is_a_weekend() -> None:
     assert past_days([minute(MONDAY + 5 * 1440 + at) for at in range(60)])[0].weekend
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 100)), min_size=1, max_size=100))
 def test_line_times_are_those_of_the_newest_lines(groups: list[tuple[int, float]]) -> None:
     rows = [minute(MONDAY + at, lines=lines, line_s=seconds) for at, (lines, seconds) in enumerate(groups)]

@@ -198,6 +198,7 @@ def test_p50_and_p90_are_what_they_say_over_many_worlds() -> None:
 WAITING = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(waiting=WAITING, cap=st.integers(1, 6))
 def test_the_fluid_starts_last_lines_when_the_fair_order_does(waiting: list[tuple[int, int]], cap: int) -> None:
     demands = [Demand(f"b{i}", f"w{ws}", "R", lines) for i, (ws, lines) in enumerate(waiting)]
@@ -223,6 +224,7 @@ def _starts(demands: list[Demand], cap: int, line_s: dict[str, list[float]]) -> 
     return {batch_id: max(i + 1 for i, one in enumerate(order) if one == batch_id) for batch_id in order}
 
 
+@settings(deadline=None)
 @given(waiting=WAITING, weights=st.dictionaries(st.sampled_from(("w0", "w1", "w2", "w3")), st.integers(1, 100)))
 def test_every_line_starts_once_whatever_the_weights(waiting: list[tuple[int, int]], weights: dict[str, int]) -> None:
     demands = [Demand(f"b{i}", f"w{ws}", "R", lines) for i, (ws, lines) in enumerate(waiting)]

@@ -78,7 +78,9 @@ def test_without_measured_lines_nothing_is_claimed(world: World) -> None:
     waiting(world, batch, Demand("R", 50_000, None, True))
     outlook = of(world, forecaster(world), batch)
     assert (outlook.eta_p50, outlook.eta_p90, outlook.at_risk, outlook.window_hours) == (None, None, False, None)
-    assert outlook.measured_lines < MIN_LINES
+    assert outlook.measured_lines == 0
+    world.run(world.store.explain.add_minutes([MinuteRow("R", 1, lines_done=MIN_LINES - 1, line_s_sum=4.0)]))
+    assert of(world, forecaster(world), batch).measured_lines == 0
 
 
 @pytest.mark.parametrize(("lines", "window"), [(10_000, 24), (20_000, 48), (60_000, 168), (200_000, None)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.batches.scheduling.incident_state import FAILED_US, Changes, Key, Picture, judge, stall_clock_us, watches
@@ -88,6 +88,7 @@ def test_rule_70_the_summary_names_the_minutes_and_the_details_what_is_known() -
     }  # fmt: skip
 
 
+@settings(deadline=None)
 @given(
     progress=st.none() | st.integers(1, NOW_US),
     begun=st.none() | st.integers(1, NOW_US),
@@ -178,6 +179,7 @@ def test_incidents_of_a_rule_that_is_gone_end() -> None:
 SUBJECTS = st.sets(st.sampled_from("abc"))
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(SUBJECTS, SUBJECTS, st.dictionaries(st.sampled_from("abc"), st.integers(0, 7200))), max_size=30

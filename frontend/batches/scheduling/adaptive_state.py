@@ -99,6 +99,13 @@ def fitted(cap: Cap, allowed: Range) -> Cap:
     return cap if lines == cap.lines else Cap(lines)
 
 
+def moved(cap: Cap, lines: int) -> Cap:
+    """Return the cap as another process has set it: what it lowered had hurt there."""
+    if lines < cap.lines:
+        return Cap(lines, 0, cap.lines, cap.probation)
+    return cap if lines == cap.lines else replace(cap, lines=lines, clean=0)
+
+
 def after(cap: Cap, seen: Seen, allowed: Range) -> tuple[Cap, Why | None]:
     """Return the cap after one window, and why it changed if it did."""
     within = fitted(cap, allowed)

@@ -295,7 +295,7 @@ def _measured(worlds: Mapping[str, RouteWorld], routes: set[str]) -> int:
 def _outlook(row: BatchRow, ends: Ends | None, measured: int, now_us: int) -> Outlook:
     expires_at = row.expires_at // SECOND_US
     if ends is None or measured < MIN_LINES:
-        return Outlook(None, None, expires_at, False, None, measured)
+        return Outlook(None, None, expires_at, False, None, 0)
     p50, p90 = (None if end is None else math.ceil(now_us / SECOND_US + end) for end in (ends.p50_s, ends.p90_s))
     created_s = row.created_at // SECOND_US
     holds = next((hours for hours in WINDOW_HOURS if p90 is not None and created_s + hours * 3600 >= p90), None)
