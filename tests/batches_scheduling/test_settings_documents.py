@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +67,13 @@ def test_rule_80_the_example_of_the_page() -> None:
     )
     assert window_of(row) == Window("America/New_York", frozenset(range(5)), 19 * 60, 7 * 60)
     assert settings_document(row) == EXAMPLE
+
+
+def test_the_settings_in_the_readme_are_accepted() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (text,) = re.findall(r"batch-scheduling .*?-d '(\{.*?\})'\n", readme, re.DOTALL)
+    facts = RouteFacts("gpu1", "vllm", ["http://10.0.0.5:8000/metrics"])
+    assert read(json.loads(text), facts).window_timezone == "America/New_York"
 
 
 def test_rule_80_what_is_omitted_is_off() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from bench import latency_model
-from bench.gates_report import Pass, covered_s, draw, figures, percentile, table
+from bench.gates_report import Pass, covered_s, figures, percentile, table
 from bench.latency_model import LatencyModel, step_s
 
 
@@ -57,12 +56,6 @@ def test_figures_of_one_round() -> None:
 def test_every_burst_has_first_calls() -> None:
     two = [*calls(1, 300.0, 0.0), (0.3, 0.9), *calls(1, 500.0, 20.0), (20.5, 21.4)]
     assert Pass(30.0, two, 0, []).first_ms() == pytest.approx(500.0)
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw(PASSES, tmp_path / "x.png", "title")
-    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 def test_steps_last_as_long_as_the_larger_of_weights_and_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,14 @@ gateway:
     assert gateway.alerts.webhook.url == "https://hooks.example:8443/in?team=x"
     assert gateway.pages.session_hours == 1
     assert "s3cret" not in repr(gateway)
+
+
+def test_the_gateway_sections_of_the_readme_are_accepted(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"^```yaml\n(gateway:\n.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        load(tmp_path, block, {"HOOK_KEY": "x"})
 
 
 def test_alerts_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
