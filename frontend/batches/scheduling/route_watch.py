@@ -35,6 +35,8 @@ SAMPLE_S: Final = 1.0
 COUNT_S: Final = 2.0
 WRITE_SAMPLES_S: Final = 15.0
 PRUNE_S: Final = 60.0
+CLOSE_S: Final = 2.0
+"""Of waiting for the store, twice at most, when all ends."""
 
 
 class Wakes(Protocol):
@@ -79,6 +81,7 @@ class RouteWatch:
         self._signals = Signals(process_id, store, self.limits.cap, now_us)
         self._samples = Samples(store, self.limits.cap, now_us)
         self._loops: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
 
     def start(self, runner: Wakes) -> None:
         """Begin to watch, for a runner whose store is open."""
@@ -93,16 +96,21 @@ class RouteWatch:
             (WRITE_SAMPLES_S, self._samples.write),
             (PRUNE_S, self._prune),
         ):
-            self._loops.append(loop.create_task(_every(interval_s, work)))
+            self._loops.append(loop.create_task(self._every(interval_s, work)))
 
     async def close(self) -> None:
         """Write what is left and stop; idempotent."""
         loops, self._loops = self._loops, []
-        for task in loops:
+        if not loops:
+            return
+        # Not in the middle of a write: it would have to be done again, and counted twice if it was done.
+        self._closing.set()
+        _, late = await asyncio.wait(loops, timeout=CLOSE_S)
+        for task in late:
             task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        if loops:
-            with contextlib.suppress(StoreUnavailable):
+        await asyncio.gather(*late, return_exceptions=True)
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
                 await self._write_signals()
                 await self._signals.write_edges()
                 await self._samples.write()
@@ -158,13 +166,14 @@ class RouteWatch:
         if self.figures.exports:
             await self._store.explain.prune()
 
-
-async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        try:
-            await work()
-        except StoreUnavailable as error:
-            log.warning("batches.watch_outage error=%s", error)
-        except Exception:
-            log.exception("batches.watch_failed")
-        await asyncio.sleep(interval_s)
+    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        while not self._closing.is_set():
+            try:
+                await work()
+            except StoreUnavailable as error:
+                log.warning("batches.watch_outage error=%s", error)
+            except Exception:
+                log.exception("batches.watch_failed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._closing.wait()
