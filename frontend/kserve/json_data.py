@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import Raw
 
 from engines.errors import InvalidInput, TooLarge
@@ -61,8 +62,8 @@ def decode_data(name: str, dtype: DType, shape: tuple[int, ...], data: Raw, max_
     return shaped(name, _array(name, dtype, elements, max_element_bytes), shape)
 
 
-def encode_data(output: OutputTensor) -> list[Any]:
-    """Return the flat list that stands for an output in JSON.
+def encode_data(output: OutputTensor) -> list[Any] | Raw:
+    """Return the flat list that stands for an output in JSON, or its rendering: as few digits as tell a number exactly.
 
     Raises:
         InvalidInput: JSON cannot carry it; says to ask for the binary form.
@@ -77,8 +78,7 @@ def encode_data(output: OutputTensor) -> list[Any]:
         raise InvalidInput(
             f"output '{output.name}': element {at} is {array[at]}, which JSON cannot carry; {_ASK_BINARY}"
         )
-    elements: list[Any] = array.tolist()
-    return elements
+    return Raw(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def half_output_text(name: str, datatype: str) -> str:
