@@ -12,6 +12,8 @@ from engines.slab_state import Room, SlabState, copies
 
 BOUNCE_BYTES: Final = 32 * 1024 * 1024
 """Room through which slabs move that slide by much less than their size."""
+BOUNCE_SHARE: Final = 8
+"""On small devices it is this part of the arena at most."""
 
 Moved = Callable[[Span], None]
 """Told, before the copies run, where a slab lies from now on: point at the new place and drop graphs."""
@@ -39,7 +41,7 @@ class SlabArena:
     def __init__(self, device: Device, capacity_bytes: int, bounce_bytes: int = BOUNCE_BYTES) -> None:
         self._device = device
         self._state: SlabState[Hashable] = SlabState(capacity_bytes)
-        self._bounce_bytes = min(bounce_bytes, max(1, capacity_bytes))
+        self._bounce_bytes = max(1, min(bounce_bytes, capacity_bytes // BOUNCE_SHARE))
         self._buffer: Buffer | None = None
         self._bounce: Buffer | None = None
         self._users: dict[Hashable, tuple[int, Moved]] = {}
