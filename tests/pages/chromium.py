@@ -66,6 +66,12 @@ class Chromium:
     def one(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
+    def click(self, selector: str) -> None:
+        """Click on the middle of an element, brought to the middle of the screen."""
+        found = self.until(selector)
+        self.script("arguments[0].scrollIntoView({block: 'center'})", found)
+        found.click()
+
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 

@@ -13,7 +13,7 @@ from frontend.openai.errors import ApiError
 from frontend.platform.access import require_platform_admin, require_platform_reader
 from frontend.platform.pages import chart, settings_form, wording
 from frontend.platform.pages.rendering import Renderer
-from frontend.platform.pages.settings_form import DAYS, SettingsForm
+from frontend.platform.pages.settings_form import DAYS, FIELD_LABELS, SettingsForm
 from frontend.platform.pages.visits import Reply, Visit, first, link, redirect
 from frontend.platform.read_models import Deployment, OpenInterval, PreviewView, RouteView
 from frontend.platform.views import Changes, Views
@@ -122,6 +122,7 @@ class RoutePages:
             view=view,
             form=form,
             days=DAYS,
+            field_labels=FIELD_LABELS,
             zones=sorted(zones.names()),
             wrong=form.field_of(error.param) if error else None,
             message=in_a_form(str(error), error.param) if error else "",

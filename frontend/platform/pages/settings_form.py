@@ -25,6 +25,23 @@ DAYS: Final = (
 LIMITS: Final = ("max_waiting", "max_running", "max_kv_cache_percent")
 DEFAULT_START, DEFAULT_END, DEFAULT_ZONE = "19:00", "07:00", "UTC"
 DEFAULT_MIN: Final = "1"
+FIELD_LABELS: Final = {
+    "max_concurrency": "Lines at once",
+    "cap_min": "At least",
+    "cap_max": "At most",
+    "latency_share_percent": "Live latency",
+    "yield_live_threshold": "Live requests",
+    "metrics_url": "Server metrics URL",
+    "max_waiting": "Server load signal",
+    "max_running": "Running requests",
+    "max_kv_cache_percent": "KV cache use",
+    "days": "Days",
+    "start": "From",
+    "end": "Until",
+    "timezone": "Time zone",
+    "priority": "Priority",
+}
+"""What a field is called where its mistake is said at the top of the page."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,15}")
 _FIELD_OF: Final = {
     "max_concurrency.min": "cap_min",
