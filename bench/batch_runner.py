@@ -31,12 +31,17 @@ import uvloop
 from frontend.batches.local import LocalObjects
 from frontend.batches.objects import object_path
 from frontend.batches.runner.runner import BatchRunner
+from frontend.batches.scheduling.effective_caps import FixedCaps
+from frontend.batches.scheduling.live_counts import LiveCounts
+from frontend.batches.scheduling.metrics_reader import MetricsReader
+from frontend.batches.scheduling.route_watch import RouteWatch
 from frontend.batches.store.postgres import PostgresDatabase
 from frontend.batches.store.protocol import Store, open_store
 from frontend.batches.store.rows import BatchRow, NewBatch, NewFile, WrittenFile
 from frontend.batches.work_file import IndexBuilder
 from frontend.gateway_settings import BatchSettings, GatewaySettings
 from frontend.openai.calls import GatewayCall, Plan, Sent, UpstreamAnswer
+from frontend.openai.routes import Routes
 
 CHUNK_LINES = 256
 LOOK_S = 0.02
@@ -114,17 +119,31 @@ async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> d
     batch = await fill(store, objects, arguments.lines, arguments.line_bytes)
     before_mib = peak_mib()
     upstream = InstantUpstream(arguments.answer_bytes)
-    runner = BatchRunner(settings, store, objects, upstream)
+    opened = asyncio.Event()
+    opened.set()
+    live = LiveCounts(directory, Routes(settings, {}), store, opened, reads=True)
+    live.start()
+    load = MetricsReader(())
+    cap = settings.batches.default_max_concurrency
+    watch = RouteWatch("bench", store, cap, live, load, FixedCaps(), lambda route: "vllm")
+    runner = BatchRunner(
+        settings, store, objects, upstream, gates=[watch.gates], limits=watch.limits, observer=watch, runner_id="bench"
+    )
     # As the process does.
     gc.collect()
     gc.freeze()
+    cpu_s = time.process_time()
     await runner.start()
+    watch.start(runner)
     # The batch ends in the store, which announces nothing to this process.
     while not (found := await look(store, batch)).finished:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     took_s = time.perf_counter() - upstream.first_s
     assert (found.request_completed, upstream.calls) == (arguments.lines, arguments.lines), found
+    cpu_s = time.process_time() - cpu_s
     await runner.close()
+    await watch.close()
+    await live.close()
     await objects.close()
     await store.close()
     return {
@@ -134,6 +153,7 @@ async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> d
         "answer_bytes": arguments.answer_bytes,
         "workers": arguments.workers,
         "lines_per_s": round(arguments.lines / took_s),
+        "cpu_us_per_line": round(cpu_s / arguments.lines * 1e6, 1),
         "longest_block_ms": round(runner.figures.longest_block_s * 1e3, 1),
         "longest_busy_ms": round(runner.figures.longest_busy_s * 1e3, 1),
         "peak_mib": round(peak_mib()),
