@@ -14,6 +14,7 @@ import msgspec
 
 import openai
 from frontend.batches.keys import make_key
+from frontend.batches.scheduling.forecast import Forecaster
 from frontend.batches.service import BatchesService
 from frontend.batches.store.protocol import Store, open_store
 from frontend.dispatcher import Dispatcher
@@ -146,6 +147,7 @@ class LiveGateway:
         self._up.set()
         await self._stop.wait()
         await self._server.drain(5)
+        await self.forecaster.close()
         await self.service.close()
         await self._gateway.close()
         await self.store.close()
@@ -164,7 +166,10 @@ class LiveGateway:
         authenticator = Authenticator(self.store.keys)
         self._gateway = Gateway(Routes(settings, {}), UpstreamClient(), None)
         await self._gateway.start()
-        self.service = BatchesService(settings, self.store, authenticator, self._gateway)
+        self.forecaster = Forecaster(
+            self.store, settings.batches, lambda endpoint, model: self._gateway.plan(endpoint, model).route
+        )  # fmt: skip
+        self.service = BatchesService(settings, self.store, authenticator, self._gateway, self.forecaster)
         await self.service.start()
         app = OpenAiApp(self._gateway, authenticator, settings.max_body_bytes, self.service.mounted())
         limits = EndpointSettings(max_request_bytes=1 << 20)

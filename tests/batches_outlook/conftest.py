@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from postgres_server import postgres_server, postgres_url
+from runner_world import RunnerWorld
 from store_world import World, world_of
 
 __all__ = ["postgres_server", "postgres_url"]
@@ -19,3 +20,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     place = str(tmp_path / "store.sqlite3") if kind == "sqlite" else request.getfixturevalue("postgres_url")
     with world_of(kind, place) as made:
         yield made
+
+
+@pytest.fixture
+def runners(world: World, tmp_path: Path) -> Iterator[RunnerWorld]:
+    made = RunnerWorld(world, tmp_path / "files")
+    world.run(made.prepare())
+    yield made
+    world.run(made.objects.close())
