@@ -21,7 +21,7 @@ from engines.base import Footprint, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.device.base import Graph as DeviceGraph
-from engines.device.base import Span
+from engines.device.base import Span, Work
 from engines.device.errors import CannotCapture
 from engines.device.shared import SharedDevice
 from engines.device.staging import DeviceSlot, Layout
@@ -247,11 +247,7 @@ class DeviceArrayExecutable:
 
         with shared.lock:
             if slot.graph is None and slot.can_replay and self._captures:
-                try:
-                    slot.graph = device.capture(shared.compute, work, reads=reads, writes=writes)
-                except CannotCapture as error:
-                    self._captures = False
-                    log.info("graph.refused model=%s batch_size=%d reason=%s", self._plan.model, self.batch_size, error)
+                slot.graph = self._captured(slot, work, reads, writes)
             try:
                 slot.begin()
                 if slot.graph is not None:
@@ -289,6 +285,25 @@ class DeviceArrayExecutable:
         for slot in self._slots:
             slot.close()
         self._slots.clear()
+
+    def _captured(
+        self, slot: _ArrayDeviceSlot, work: Work, reads: list[Span], writes: list[Span]
+    ) -> DeviceGraph | None:
+        """Return the work as a graph; None, from now on, if it cannot be one."""
+        shared = self._shared
+        try:
+            graph = shared.device.capture(shared.compute, work, reads=reads, writes=writes)
+        except CannotCapture as error:
+            reason: Exception | None = error
+        else:
+            # The work keeps what goes wrong in it to itself, and what was captured until then is not all of it.
+            reason = slot.error
+            if reason is None:
+                return graph
+            graph.close()
+        slot.error, self._captures = None, False
+        log.info("graph.refused model=%s batch_size=%d reason=%s", self._plan.model, self.batch_size, reason)
+        return None
 
     def _idle(self) -> _ArrayDeviceSlot:
         """Return a slot that no execution uses, the one after the last if there are two."""

@@ -218,7 +218,7 @@ class CupyDevice:
             f"{self.name} sm{facts['major']}{facts['minor']} {facts['multiProcessorCount']} multiprocessors "
             f"CUDA {driver // 1000}"
         )
-        self.capabilities = Capabilities(overlaps=facts["asyncEngineCount"] > 0, graphs=True, registers=True)
+        self.capabilities = Capabilities(overlaps=facts.get("asyncEngineCount", 1) > 0, graphs=True, registers=True)
 
     @contextlib.contextmanager
     def calling(self, what: str) -> Iterator[None]:
@@ -267,9 +267,6 @@ class CupyDevice:
             except DeviceLost:
                 raise
             except DeviceFailed as error:
-                # The runtime remembers the error and would hand it to the next call that asks.
-                with contextlib.suppress(Exception):
-                    self.runtime.getLastError()
                 raise CannotRegister(f"{purpose}: the driver does not register this memory: {error}") from error
         self._registered[place] = self._registered.get(place, 0) + 1
         return CupyRegistration(self, memory)

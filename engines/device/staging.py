@@ -158,7 +158,8 @@ class DeviceSlot:
         self.in_flight = False
         elapsed, events = self._shared.device.elapsed_ns, self._events
         return Timing(
-            elapsed(events["began"], events["ended"]),
+            # The clock of some devices is coarser than a small model; 0 would mean that nothing ran.
+            max(1, elapsed(events["began"], events["ended"])),
             elapsed(events["copy in from"], events["copied in"]),
             elapsed(events["copy out from"], events["copied out"]),
         )
