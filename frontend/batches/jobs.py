@@ -71,7 +71,11 @@ class Created:
 
 
 class Jobs:
-    """The Batches API of every workspace."""
+    """The Batches API of every workspace.
+
+    Attributes:
+        created: batches, in this process.
+    """
 
     def __init__(
         self, store: Store, objects: Objects, check: InputCheck, models: Models, settings: BatchSettings
@@ -81,6 +85,7 @@ class Jobs:
         self._check = check
         self._models = models
         self._settings = settings
+        self.created = 0
 
     def rules(self, request: BatchRequest) -> Rules:
         """Return what the lines of a batch must satisfy."""
@@ -175,7 +180,7 @@ class Jobs:
 
     async def _insert(self, batch: NewBatch, idempotency: Idempotency | None) -> BatchRow:
         try:
-            row, _ = await self._store.batches.create(
+            row, is_new = await self._store.batches.create(
                 batch, active_limit=self._settings.active_batches_per_workspace, idempotency=idempotency
             )
         except ActiveBatchLimit as error:
@@ -184,6 +189,7 @@ class Jobs:
             raise _conflict() from error
         except NotFound as error:
             raise _no_input() from error
+        self.created += is_new
         return row
 
     def _no_slot(self) -> ApiError:

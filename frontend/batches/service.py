@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from engines.errors import ServingError
@@ -13,6 +14,7 @@ from frontend.batches.model_check import PlannedModels
 from frontend.batches.objects import open_objects
 from frontend.batches.prospects import Forecasts, Prospects
 from frontend.batches.runner.expiry import ExpirySweeper
+from frontend.batches.runner.figures import event_series
 from frontend.batches.store.protocol import Store
 from frontend.batches.sweeper import Sweeper
 from frontend.batches.validation import InputCheck
@@ -20,6 +22,7 @@ from frontend.gateway_settings import GatewaySettings
 from frontend.httpd.exchange import Application
 from frontend.openai.auth import Authenticator
 from frontend.openai.calls import Executor
+from worker.channel.series import Series
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +44,17 @@ class BatchesService:
         self.sweeper = Sweeper(store, self.objects)
         self.expiry = ExpirySweeper(store, self.objects, settings.files.batch_retention_days)
         self.files = Files(store, self.objects, settings.files)
-        jobs = Jobs(store, self.objects, self._check, self._models, settings.batches)
+        self._jobs = Jobs(store, self.objects, self._check, self._models, settings.batches)
         prospects = None if forecasts is None else Prospects(forecasts)
-        self._app = FilesAndBatches(authenticator, self.files, jobs, prospects)
+        self._app = FilesAndBatches(authenticator, self.files, self._jobs, prospects)
 
     def mounted(self) -> dict[bytes, Application]:
         """Return the applications below ``/v1/``, by first path segment."""
         return mount(self._app)
+
+    def series(self) -> Iterable[Series]:
+        """Yield the figures of this process's part in batches."""
+        yield event_series("created", self._jobs.created)
 
     async def start(self) -> None:
         """Be ready to answer; a storage that is away now is asked again by every upload."""

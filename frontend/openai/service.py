@@ -167,3 +167,4 @@ class GatewayService:
         """Yield every figure of the gateway in this process."""
         yield from self.gateway.traffic.series(self.gateway.routes)
         yield from self.watch.series()
+        yield from self.batches.series()

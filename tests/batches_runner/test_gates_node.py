@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import openai
+from frontend.batches.runner.gates import Reason
 from real_node import Node, until
 from stub_upstream import Say, Seen, StubUpstream, chunk, completion, plausible, sse
 
@@ -144,7 +145,10 @@ def test_rule_30_a_stream_counts_until_its_last_piece_and_lines_yield_to_it(arou
         live.result(30)
     assert around.ended(batch).request_counts.completed == 2
     assert around.lines() == before + 2
-    assert 'gateway_batch_route_pauses_total{reason="live_traffic"} ' in around.metrics()
+    told = around.metrics()
+    assert 'gateway_batch_route_pauses_total{reason="live_traffic"} ' in told
+    assert 'gateway_batches_total{event="created",mode="gateway"} ' in told
+    assert all(f'gateway_batch_paused_routes{{reason="{reason}"}} ' in told for reason in Reason)
 
 
 def test_rule_31_killed_frontends_stop_counting(around: GatedNode) -> None:

@@ -61,10 +61,7 @@ class Figures:
     def series(self) -> Iterable[Series]:
         """Yield every figure."""
         for event in EVENTS:
-            yield _counter(
-                "gateway_batches_total", "Batches by what happened to them.", self.batches.get(event, 0),
-                mode="gateway", event=event,
-            )  # fmt: skip
+            yield event_series(event, self.batches.get(event, 0))
         for provider in PROVIDERS:
             for outcome in OUTCOMES:
                 yield _counter(
@@ -86,6 +83,11 @@ class Figures:
         for state, longest_s in (("waited", self.longest_block_s), ("busy", self.longest_busy_s)):
             text = "Longest that the runner's event loop let a timer wait, and was itself at work meanwhile."
             yield _gauge("gateway_batch_loop_block_seconds", text, longest_s, state)
+
+
+def event_series(event: str, value: int) -> Series:
+    """Return the series of something that happens to batches."""
+    return _counter("gateway_batches_total", "Batches by what happened to them.", value, mode="gateway", event=event)
 
 
 def _counter(name: str, text: str, value: float, **labels: str) -> Series:
