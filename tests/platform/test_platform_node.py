@@ -55,6 +55,7 @@ class Running:
         self._node_file = node_file
         self.key = node.wait_line("ringserve development key: ").rpartition(" ")[2]
         self.port = node.ports["http_port"]
+        self.workspace = str(self.call("GET", "/api/v1/me")[1]["workspace_id"])
 
     def call(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -89,8 +90,7 @@ class Running:
         return found
 
     def page(self, batch_id: str) -> dict[str, Any]:
-        workspace = self.call("GET", "/api/v1/me")[1]["workspace_id"]
-        status, found = self.call("GET", f"/api/v1/workspaces/{workspace}/batches/{batch_id}")
+        status, found = self.call("GET", f"/api/v1/workspaces/{self.workspace}/batches/{batch_id}")
         assert status == 200, found
         assert isinstance(found, dict)
         return found
@@ -122,7 +122,7 @@ class Running:
         ).strip()  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("node")
     models = directory / "models"
@@ -155,12 +155,20 @@ def closed_window() -> dict[str, Any]:
     return {"timezone": "UTC", "days": [day], "start": "12:00", "end": "13:00"}
 
 
-def test_a_closed_window_holds_lines_back_and_everybody_sees_why(running: Running) -> None:
+@pytest.fixture
+def opened(running: Running) -> Iterator[Running]:
+    """The node, its route open again at the end, whatever becomes of the test."""
+    yield running
+    assert running.call("PUT", ROUTE, {"max_concurrency": 2})[0] == 200
+
+
+def test_a_closed_window_holds_lines_back_and_everybody_sees_why(opened: Running) -> None:
+    running = opened
     status, saved = running.call("PUT", ROUTE, {"max_concurrency": 3, "window": closed_window()})
     assert status == 200 and running.call("GET", ROUTE)[1]["settings"] == saved["settings"]
     # Within 5 s in the runner, which is another process.
-    calls = len(running.upstream.calls)
     until("the route is closed", lambda: _closed(running), WAIT_S)
+    calls = len(running.upstream.calls)
     batch_id = running.submit(5)
 
     def waits() -> dict[str, Any] | None:
@@ -189,14 +197,14 @@ def test_a_closed_window_holds_lines_back_and_everybody_sees_why(running: Runnin
 def _closed(running: Running) -> bool:
     """Whether a line sent for this purpose waits: the runner has heard of the settings."""
     batch_id = running.submit(1)
-    found = until(
-        "the line ran or waits",
-        lambda: running.page(batch_id)["batch"]["ended_at"] or running.page(batch_id)["batch"]["waiting_reason"],
-        WAIT_S,
-    )
+
+    def probe() -> str | None:
+        batch = running.page(batch_id)["batch"]
+        return batch["ended_at"] or batch["waiting_reason"]
+
+    found = until("the line ran or waits", probe, WAIT_S)
     if found == "outside_window":
-        workspace = running.call("GET", "/api/v1/me")[1]["workspace_id"]
-        status, _ = running.call("POST", f"/api/v1/workspaces/{workspace}/batches/{batch_id}/cancel")
+        status, _ = running.call("POST", f"/api/v1/workspaces/{running.workspace}/batches/{batch_id}/cancel")
         assert status == 200
         until("it is gone", lambda: running.page(batch_id)["batch"]["ended_at"], WAIT_S)
         return True
