@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.process
 
 _IN_THE_GPUS_PLACE = '''
 import os
+import re
 
 import engines.device.opening as opening
 from engines.device.errors import DeviceLost
@@ -134,3 +136,18 @@ def test_a_lost_device_costs_one_answer_and_a_new_worker(node: Node, place: Path
     node.wait_line("worker.device_lost reason=.*illegal address", start=start)
     until("a new worker", lambda: node.full_strength() and node.pids("worker") != before)
     check(port, 20)
+
+
+def test_cuda_without_a_gpu_stops_the_node_and_says_which_piece_is_missing(
+    few_models: Path, tmp_path: Path, place: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['cupy'] = None\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with Node(few_models, tmp_path / "run", node_file=place / "node.yaml", env=environment, wait_ready=False) as node:
+        assert node.process is not None
+        assert node.process.wait(60) == 78
+    log = node.log()
+    assert re.search(
+        r"worker0 .*runtime\.backend: cuda: the library CuPy does not load: .*pip install 'cupy-cuda12x", log
+    )
+    assert "Traceback" not in log
