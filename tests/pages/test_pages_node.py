@@ -1,0 +1,118 @@
+"""The pages of a whole node: what they say follows what its processes do, whichever frontend answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from http_visitor import Visitor
+
+import openai
+from real_node import Node, until
+from stub_upstream import Say, StubUpstream, completion
+
+pytestmark = pytest.mark.process
+
+NODE_FILE = """
+gateway:
+  enabled: true
+  development: true
+  models:
+    - name: chat
+      routes:
+        - {{id: chat-1, kind: vllm, endpoint: "{url}", addresses: ["127.0.0.1"], upstream_model: inner}}
+  batches: {{workers: 8}}
+"""
+
+
+@dataclass
+class Around:
+    """A node with two frontends and an upstream."""
+
+    node: Node
+    upstream: StubUpstream
+    key: str
+
+    @property
+    def port(self) -> int:
+        return int(self.node.ports["http_port"])
+
+    def visitor(self) -> Visitor:
+        return Visitor(self.port).sign_in(self.key)
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(api_key=self.key, base_url=f"http://127.0.0.1:{self.port}/v1", max_retries=4)
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Around]:
+    directory: Path = tmp_path_factory.mktemp("pages-node")
+    (directory / "models").mkdir()
+    with StubUpstream() as upstream:
+        upstream.default = lambda seen: Say(body=completion("inner", "fine"))
+        node_file = directory / "node.yaml"
+        node_file.write_text(NODE_FILE.format(url=upstream.url))
+        with Node(directory / "models", directory / "run", frontends=2, node_file=node_file, wait_ready=False) as node:
+            key = node.wait_line("ringserve development key: ").rpartition(" ")[2]
+            until("the ports are open", lambda: "http_port" in (node.ports or {}))
+            yield Around(node, upstream, key)
+
+
+def text_of(body: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+def test_a_batch_gives_way_to_live_traffic_before_everybodys_eyes(around: Around) -> None:
+    one = around.visitor()
+    one.get("/ui/routes")
+    saved = one.post("/ui/routes/chat-1/edit", {"max_concurrency": "2", "yield_live_threshold": "1", "do": "save"})
+    assert saved.status == 303, saved.body
+    held = threading.Event()
+    around.upstream.say(Say(body=completion("inner", "live"), hold=held))
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+    with around.client() as client:
+        live = threading.Thread(target=lambda: client.chat.completions.create(model="chat", messages=messages))
+        live.start()
+        try:
+            around.upstream.wait(lambda stub: stub.in_flight == 1)
+            batch_id = send_batch(client, 4)
+            page = f"/ui/batches/{batch_id}"
+            until("the reason is shown", lambda: "Yielding to live traffic" in text_of(one.get(page).body))
+            assert "Queued — waiting for capacity" in text_of(one.get(f"{page}/live", {"X-Live": "1"}).body)
+            until("the tile says so", lambda: "1 live in flight" in text_of(one.get("/ui/routes/chat-1/live").body))
+            assert around.upstream.in_flight == 1
+        finally:
+            held.set()
+            live.join()
+    until("the batch ends", lambda: "Completed 4" in text_of(one.get(page).body))
+    lines = [json.loads(line) for line in one.get(f"{page}/output").body.splitlines()]
+    assert sorted(line["custom_id"] for line in lines) == ["c0", "c1", "c2", "c3"]
+    until(
+        "the chart has both",
+        lambda: "Yielding to live traffic" in (shown := text_of(one.get("/ui/routes/chat-1").body)) and "Open" in shown,
+    )
+
+
+def send_batch(client: openai.OpenAI, lines: int) -> str:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    url = "/v1/chat/completions"
+    text = "\n".join(
+        json.dumps({"custom_id": f"c{at}", "method": "POST", "url": url, "body": body}) for at in range(lines)
+    )
+    file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    return made.id
+
+
+def test_a_session_holds_on_every_frontend_and_ends_on_every_frontend(around: Around) -> None:
+    one = around.visitor()
+    copied = one.cookie
+    # Each request is a connection of its own, and those are dealt out to the frontends in turn.
+    assert [one.get("/ui/batches").status for _ in range(6)] == [200] * 6
+    assert one.post("/ui/sign-out", {}).status == 303
+    assert [Visitor(around.port, copied).get("/ui/batches").status for _ in range(6)] == [303] * 6
