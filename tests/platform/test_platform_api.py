@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import re
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 import pytest
-from platform_world import ROUTE_PATH, PlatformWorld
+from platform_world import ROUTE_PATH, WAIT_S, PlatformWorld
 
 from frontend.batches.store.route_rows import EdgeRow, IncidentRow, MinuteRow
 from frontend.batches.store.watch_protocol import MINUTE_US
@@ -144,3 +147,32 @@ def test_preview_says_how_much_of_the_last_week_live_traffic_would_have_closed(p
     assert (found["live_closed_percent"], found["observed_minutes"]) == (25.0, 40)
     found = platform.call("POST", PREVIEW.format("cloud"), platform.key(), {"max_concurrency": 2}).json
     assert found["live_closed_percent"] is None
+
+
+def test_rule_80_a_browser_that_signed_in_on_the_pages(platform: PlatformWorld) -> None:
+    admin = platform.key()
+    host = {"Host": f"127.0.0.1:{platform.port}", "Origin": f"http://127.0.0.1:{platform.port}"}
+    form = {**host, "Content-Type": "application/x-www-form-urlencoded"}
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=WAIT_S)
+    try:
+        connection.request("POST", "/ui/sign-in", urlencode({"key": admin.secret}), form)
+        answer = connection.getresponse()
+        answer.read()
+        cookie = {"Cookie": str(answer.getheader("Set-Cookie")).partition(";")[0]}
+        connection.request("GET", "/ui/routes", None, cookie)
+        page = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    token = re.search(r'name="form_token"\s+value="([^"]+)"', page)
+    assert token is not None
+    path, document = ROUTE_PATH.format("own"), {"max_concurrency": 9}
+    read = platform.call("GET", path, headers=cookie)
+    assert read.status == 200
+    whole = {**cookie, **host, "X-CSRF-Token": token[1]}
+    for missing in ("Origin", "X-CSRF-Token"):
+        sent = {name: value for name, value in whole.items() if name != missing}
+        assert platform.call("PUT", path, body=document, headers=sent).status == 403
+    foreign = {**whole, "Origin": "https://elsewhere.example"}
+    assert platform.call("PUT", path, body=document, headers=foreign).status == 403
+    assert platform.call("GET", path, headers=cookie).json["settings"] == read.json["settings"]
+    assert platform.call("PUT", path, body=document, headers=whole).json["settings"]["max_concurrency"] == 9
