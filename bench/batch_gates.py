@@ -5,8 +5,9 @@
 
 A real node between a load generator and an upstream: the server of ``bench/latency_model.py``, or llama.cpp with
 SmolLM2 135M on the CPU, as the tests start it. Bursts of live callers, each of which calls again as soon as it has its
-answer, take turns with idle time. The three ways are measured in turn, round after round, so that a noisy machine
-disturbs all of them. Both batch ways may run as many lines at once; they differ in ``yield_live_threshold: 1`` alone.
+answer (``--pause-s``: after a pause), take turns with idle time. The three ways are measured in turn, round after
+round, so that a noisy machine disturbs all of them. Both batch ways may run as many lines at once; they differ in
+``yield_live_threshold: 1`` alone.
 
 Idle capacity: the lines per second that batches alone reach at the same number of lines at once, times the seconds
 without any live call. Before each round it is measured again.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -64,6 +66,7 @@ class Load:
         callers: live callers of a burst.
         cap: batch lines at once, gated or not.
         live_tokens, line_tokens: ``max_tokens`` of a call and of a line.
+        pause_s: how long a caller waits between its calls, on average (exponential).
     """
 
     callers: int
@@ -74,6 +77,7 @@ class Load:
     idle_s: float
     cycles: int
     alone_s: float
+    pause_s: float = 0.0
 
 
 class Gateway:
@@ -114,9 +118,14 @@ class Gateway:
         # The same number of tokens each time: a language model would end earlier now and then.
         return {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
 
-    async def live(self, calls: list[tuple[float, float]], until_s: float) -> None:
-        """Call, note start and end, and call again."""
+    async def live(self, number: int, calls: list[tuple[float, float]], until_s: float) -> None:
+        """Call, note start and end, and call again; the pauses of a caller are the same each time."""
+        pauses = random.Random(number)
         while time.monotonic() < until_s:
+            if self._load.pause_s:
+                await asyncio.sleep(pauses.expovariate(1 / self._load.pause_s))
+                if time.monotonic() >= until_s:
+                    return
             began_s = time.monotonic()
             await self.ask("POST", PATH, json=self.body("gated", self._load.live_tokens))
             calls.append((began_s, time.monotonic()))
@@ -164,7 +173,7 @@ class Gateway:
         for length_s, callers in seconds:
             due_s += length_s
             if callers:
-                await asyncio.gather(*(self.live(calls, due_s) for _ in range(callers)))
+                await asyncio.gather(*(self.live(number, calls, due_s) for number in range(callers)))
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         took_s = time.monotonic() - began_s
         after = 0 if batch is None else await self.done(batch)
@@ -243,10 +252,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     for name in ("callers", "cap", "cycles"):
         parser.add_argument(f"--{name}", type=int)
-    for name in ("burst-s", "idle-s", "alone-s"):
+    for name in ("burst-s", "idle-s", "alone-s", "pause-s"):
         parser.add_argument(f"--{name}", type=float)
     parser.add_argument("--urgent", action="store_true", help="run ahead of the machine's other work; needs root")
-    parser.add_argument("--save", type=Path, metavar="DIRECTORY", help="write batch_gates_UPSTREAM.json and .png there")
+    parser.add_argument("--name", help="of the files; the upstream's by default")
+    parser.add_argument("--save", type=Path, metavar="DIRECTORY", help="write batch_gates_NAME.json and .png there")
     arguments = parser.parse_args()
     if arguments.urgent:
         take_precedence()
@@ -268,8 +278,9 @@ def main() -> None:
     print(json.dumps(context))
     print(table(found))
     if arguments.save:
-        target = arguments.save / f"batch_gates_{arguments.upstream}"
-        target.with_suffix(".json").write_text(json.dumps({**context, "figures": found}, indent=1) + "\n")
+        target = arguments.save / f"batch_gates_{arguments.name or arguments.upstream}"
+        last = {name: asdict(one[-1]) for name, one in passes.items()}
+        target.with_suffix(".json").write_text(json.dumps({**context, "figures": found, "last_passes": last}) + "\n")
         draw(
             passes,
             target.with_suffix(".png"),

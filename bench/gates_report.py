@@ -145,9 +145,11 @@ def draw(passes: Mapping[str, Sequence[Pass]], path: Path, title: str) -> None:
         ]
         below.step(times[1:], rates, where="pre", color="#d62728")
         below.set(xlabel="s", ylabel="batch lines/s" if column == 0 else "")
-        for one in (above, below):
-            one.grid(alpha=0.3)
-            one.set_ylim(bottom=0)
+        above.grid(alpha=0.3)
+        below.grid(alpha=0.3)
+    # After everything is drawn: a limit that is set ends the scaling to what comes later.
+    for one in (axes[0][0], axes[1][0]):
+        one.set_ylim(bottom=0)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
