@@ -70,12 +70,20 @@ class EngineSet:
     Args:
         gpus: numbers of the devices that the worker may use; only the first is used. Empty: any.
         plan_dir: where compiled models are kept; None keeps none.
+        built_dir: where ``ringserve build`` left compiled models; only read.
     """
 
-    def __init__(self, runtime: Runtime, gpus: Sequence[int] = (), plan_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        gpus: Sequence[int] = (),
+        plan_dir: Path | None = None,
+        built_dir: Path | None = None,
+    ) -> None:
         self._runtime = runtime
         self._gpus = tuple(gpus)
         self._plan_dir = plan_dir
+        self._built_dir = built_dir
         self._engines: dict[str, Engine] = {}
         self._shared: SharedDevice | None = None
         self._order: tuple[str, ...] | None = None
@@ -224,7 +232,7 @@ class EngineSet:
             raise NotReady(f"{place}: {error}") from error
         # The device first: the library must not be started where there is none.
         shared = self._open(f"{place}: tensorrt")
-        planner = Planner(api, PlanCache(self._plan_dir), BuildOptions.of(self._runtime.numerics))
+        planner = Planner(api, PlanCache(self._plan_dir, self._built_dir), BuildOptions.of(self._runtime.numerics))
         engine = TensorRTEngine(api, shared, planner)
         engine.start()
         return engine

@@ -103,6 +103,14 @@ def build_parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what a bundle offers, or exactly what is wrong with it")
     check.add_argument("directory", metavar="DIR", help="a bundle, or a repository of bundles")
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--backend", default="auto", metavar="NAME", help="as runtime.backend; tensorrt says which models do not build"
+    )
+    built = commands.add_parser("build", help="compile a repository's models for TensorRT ahead of time")
+    built.add_argument("directory", metavar="DIR", help="a repository of bundles, or one bundle")
+    built.add_argument("--numerics", choices=("auto", "tf32", "f32"), default="auto", help="as runtime.numerics")
+    built.add_argument("--gpu", type=int, default=0, metavar="N", help="which GPU to build for (default: 0)")
+    built.add_argument("--force", action="store_true", help="build what is there already, too")
 
     _add_store_commands(commands)
     _add_batch_commands(commands)
@@ -267,7 +275,13 @@ def _run(arguments: argparse.Namespace) -> int:
         case "check":
             from frontend.commands import check
 
-            return check.check(arguments.directory, as_json=arguments.json)
+            return check.check(arguments.directory, as_json=arguments.json, backend=arguments.backend)
+        case "build":
+            from frontend.commands import build
+
+            return build.build(
+                arguments.directory, numerics=arguments.numerics, gpu=arguments.gpu, force=arguments.force
+            )
         case _:
             from frontend.version import own_version
 

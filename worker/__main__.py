@@ -19,7 +19,7 @@ from engines.select import EngineSet
 from worker.channel.node_link import EXIT_CONFIG, SyncLink, die_with_node, read_settings
 from worker.channel.pulse import Pulse
 from worker.channel.server import ChannelServer
-from worker.config import SchedulerSettings, WorkerSettings
+from worker.config import PLAN_FOLDER_OF_REPOSITORY, SchedulerSettings, WorkerSettings
 from worker.loop import Loop
 from worker.models import Loader
 from worker.registry import Registry
@@ -65,7 +65,12 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(settings: WorkerSettings, link: SyncLink, pulse: Pulse | None) -> int:
-    engines = EngineSet(settings.runtime, settings.gpus, Path(settings.run_dir) / PLAN_FOLDER)
+    engines = EngineSet(
+        settings.runtime,
+        settings.gpus,
+        plan_dir=Path(settings.run_dir) / PLAN_FOLDER,
+        built_dir=Path(settings.model_repo) / PLAN_FOLDER_OF_REPOSITORY,
+    )
     engines.start()
 
     def engine_for(manifest: Manifest) -> Engine:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from engines.base import Model
@@ -27,8 +28,10 @@ from engines.bundle.repository import BrokenBundle, Bundle, load_manifest, scan,
 from engines.bundle.signature import Signature
 from engines.errors import NotReady, ServingError
 from engines.probe import Difference, compare_rows, probe, seeded_input, take_rows
-from engines.select import EngineSet
+from engines.select import BACKENDS, EngineSet
 from engines.tensor import TensorSpec
+from engines.tensorrt.planning import Planner
+from worker.check_built import ENGINE, build_note, planner_without_device
 from worker.config import RuntimeSettings
 
 SEED: Final = 7
@@ -91,8 +94,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path, help="a bundle, one of its versions, or a repository of bundles")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--threads", type=int, default=0, help="threads to compute with (default: by CPUs)")
+    parser.add_argument("--backend", default="auto", choices=BACKENDS, help="as runtime.backend (default: auto)")
     arguments = parser.parse_args(argv)
-    reports = check(arguments.directory, RuntimeSettings(threads=arguments.threads))
+    try:
+        reports = check(arguments.directory, RuntimeSettings(threads=arguments.threads, backend=arguments.backend))
+    except NotReady as error:
+        sys.stderr.write(f"ringserve check: {error}\n")
+        return 1
     ok = all(report.ok for report in reports)
     if arguments.json:
         bundles = [{"ok": report.ok, **asdict(report)} for report in reports]
@@ -104,16 +112,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(directory: Path, runtime: RuntimeSettings) -> list[Report]:
-    """Return a report per bundle version that ``directory`` holds; at least one."""
+    """Return a report per bundle version that ``directory`` holds; at least one.
+
+    Raises:
+        NotReady: the backend cannot be used on this machine.
+    """
     try:
         bundles = _bundles(directory)
     except NotReady as error:
         report = Report(directory.name, "", str(directory))
         report.mistakes.append(Mistake(str(directory), "", str(error)))
         return [report]
-    engines = EngineSet(runtime)
+    planner = planner_without_device(runtime.numerics) if runtime.backend == "tensorrt" else None
+    # Bundles that name another engine are still run by that one.
+    engines = EngineSet(runtime if planner is None else msgspec.structs.replace(runtime, backend="cpu"))
     try:
-        return [_check_bundle(bundle, engines) for bundle in bundles]
+        engines.start()
+        return [_check_bundle(bundle, engines, planner) for bundle in bundles]
     finally:
         engines.close()
 
@@ -136,7 +151,7 @@ def _has_bundle_files(directory: Path) -> bool:
     return (directory / MANIFEST_FILE).exists() or any(directory.glob("*.onnx"))
 
 
-def _check_bundle(bundle: Bundle | BrokenBundle, engines: EngineSet) -> Report:
+def _check_bundle(bundle: Bundle | BrokenBundle, engines: EngineSet, planner: Planner | None) -> Report:
     report = Report(bundle.name, bundle.version, str(bundle.path))
     if isinstance(bundle, BrokenBundle):
         report.mistakes.append(Mistake(str(bundle.path), "", bundle.reason))
@@ -148,7 +163,11 @@ def _check_bundle(bundle: Bundle | BrokenBundle, engines: EngineSet) -> Report:
         manifest = load_manifest(bundle)
         report.derived = manifest.derived
         report.manifest = to_yaml(manifest)
-        _run_model(bundle, manifest, engines, report)
+        if planner is not None and manifest.engine in ("auto", "tensorrt"):
+            report.engine = ENGINE
+            report.notes.append(build_note(planner, bundle.name, manifest, bundle.model_file))
+        else:
+            _run_model(bundle, manifest, engines, report)
     except ManifestError as error:
         report.mistakes.extend(
             Mistake(problem.file, problem.key, f"expected {problem.expected}, found {problem.found}; {problem.fix}")

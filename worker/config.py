@@ -14,6 +14,8 @@ from msgspec import Meta
 Positive = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
+PLAN_FOLDER_OF_REPOSITORY = ".plans"
+"""Directory inside a model repository with models that were compiled ahead of time; no bundle, since it is hidden."""
 MAX_WEIGHT = float(1 << 40)
 """Largest weight of a model: sums of any number of them stay exact enough to divide by."""
 

@@ -83,7 +83,8 @@ def build(
     monitor = api.progress_monitor(progress) if progress is not None else None
     if monitor is not None:
         config.progress_monitor = monitor
-    cache = _use_timing_cache(config, timing_cache)
+    # RTX measures nothing while it builds, and warns whoever gives it a cache.
+    cache = None if api.is_rtx else _use_timing_cache(config, timing_cache)
     _add_profiles(builder, config, definition, profiles, messages)
     plan = builder.build_serialized_network(definition, config)
     if plan is None:
@@ -107,7 +108,7 @@ def _configure(api: Api, config: Any, options: BuildOptions) -> None:
 
 
 def _use_timing_cache(config: Any, blob: bytes) -> Any:
-    """Give the builder measurements of earlier builds; None if it takes none, as RTX, which measures nothing."""
+    """Give the builder measurements of earlier builds; None if it takes none."""
     cache = config.create_timing_cache(blob)
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         if blob:

@@ -95,6 +95,9 @@ class Api:
                 # A library that the wheel cannot find at import is an OSError.
                 reasons.append(f"{name}: {error}")
                 continue
+            if not hasattr(module, "Builder"):
+                reasons.append(f"{name}: a directory of that name is on the path, or the package is incomplete")
+                continue
             return cls(module, name).checked()
         raise NotReady(f"TensorRT cannot be imported ({'; '.join(reasons)}); {INSTALL}")
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,28 +46,29 @@ class Cached:
 
 
 class PlanCache:
-    """Plans and timing caches in one directory, shared by processes.
+    """Plans and timing caches in a directory, shared by processes.
 
     Args:
         directory: made when something is stored; None keeps nothing.
+        built: looked into as well and never written: what was built ahead of time, maybe on a read-only disk.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, built: Path | None = None) -> None:
         self._directory = directory
+        self._places = [place for place in (directory, built) if place is not None]
 
     def load(self, model: str, facts: Facts) -> Cached | None:
         """Return the plan for exactly these facts, or None, with a log line that says which fact changed."""
-        if self._directory is None:
-            return None
-        path = self._path(model, facts)
-        found = _read(path)
-        if found is not None:
-            header, plan = found
-            if header["facts"] == dict(facts):
+        name = _plan_name(model, facts)
+        for place in self._places:
+            found = _read(place / name)
+            if found is not None and found[0]["facts"] == dict(facts):
                 with contextlib.suppress(OSError):
-                    os.utime(path)
-                return Cached(plan, bool(header["outside"]), str(header["reason"]))
-        self._tell_why(model, facts)
+                    os.utime(place / name)
+                return Cached(found[1], bool(found[0]["outside"]), str(found[0]["reason"]))
+        for place in self._places:
+            if _tell_why(place, model, facts):
+                break
         return None
 
     def store(self, model: str, facts: Facts, cached: Cached) -> None:
@@ -82,84 +83,76 @@ class PlanCache:
             "bytes": len(cached.plan),
             "sha256": hashlib.sha256(cached.plan).hexdigest(),
         }
-        self._write(self._path(model, facts), json.dumps(header, sort_keys=True).encode() + b"\n" + cached.plan)
-        self._prune(model)
-
-    def forget(self, model: str, facts: Facts) -> None:
-        """Remove a plan that the library refused."""
-        if self._directory is None:
-            return
-        with contextlib.suppress(OSError):
-            self._path(model, facts).unlink()
-
-    def load_timing(self, facts: Facts) -> bytes:
-        """Return kernel measurements of earlier builds for this library and device; empty if there are none."""
-        if self._directory is None:
-            return b""
-        try:
-            return self._timing_path(facts).read_bytes()
-        except OSError:
-            return b""
-
-    def store_timing(self, facts: Facts, blob: bytes) -> None:
-        """Keep measurements for later builds."""
-        if self._directory is None:
-            return
-        self._write(self._timing_path(facts), blob)
-
-    def _path(self, model: str, facts: Facts) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{file_stem(model)}.{digest(facts)}{PLAN_SUFFIX}"
-
-    def _timing_path(self, facts: Facts) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{digest(timing_facts(facts))}{TIMING_SUFFIX}"
-
-    def _tell_why(self, model: str, facts: Facts) -> None:
-        for path in self._plans(model):
-            header = _read_header(path)
-            if header is None:
-                log.warning("tensorrt.plan_damaged file=%s: it will be built again", path)
-                continue
-            changed = [
-                f"{word} {header['facts'].get(word, 'unknown')} -> {fact}"
-                for word, fact in facts.items()
-                if header["facts"].get(word) != fact
-            ]
-            if changed:
-                log.info("tensorrt.plan_outdated model=%s file=%s changed=%s", model, path.name, "; ".join(changed))
-                return
-
-    def _plans(self, model: str) -> list[Path]:
-        assert self._directory is not None
-        found: list[tuple[float, Path]] = []
-        stem = file_stem(model)
-        for path in self._directory.glob(f"{stem}.*{PLAN_SUFFIX}"):
-            # The stem of one model may be the beginning of another's.
-            if path.name.removesuffix(PLAN_SUFFIX).rpartition(".")[0] == stem:
-                with contextlib.suppress(OSError):
-                    found.append((path.stat().st_mtime, path))
-        return [path for _, path in sorted(found, reverse=True)]
-
-    def _prune(self, model: str) -> None:
-        for path in self._plans(model)[MAX_PLANS_PER_MODEL:]:
+        line = json.dumps(header, sort_keys=True).encode() + b"\n"
+        _write(self._directory / _plan_name(model, facts), line + cached.plan)
+        for path in _plans(self._directory, model)[MAX_PLANS_PER_MODEL:]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _write(self, path: Path, data: bytes) -> None:
-        assert self._directory is not None
+    def load_timing(self, facts: Facts) -> bytes:
+        """Return kernel measurements of earlier builds for this library and device; empty if there are none."""
+        for place in self._places:
+            with contextlib.suppress(OSError):
+                return (place / _timing_name(facts)).read_bytes()
+        return b""
+
+    def store_timing(self, facts: Facts, blob: bytes) -> None:
+        """Keep measurements for later builds."""
+        if self._directory is not None:
+            _write(self._directory / _timing_name(facts), blob)
+
+
+def _plan_name(model: str, facts: Facts) -> str:
+    return f"{file_stem(model)}.{digest(facts)}{PLAN_SUFFIX}"
+
+
+def _timing_name(facts: Facts) -> str:
+    return f"{digest(timing_facts(facts))}{TIMING_SUFFIX}"
+
+
+def _tell_why(directory: Path, model: str, facts: Facts) -> bool:
+    """Log in which facts the newest other plan differs; return whether there was one."""
+    for path in _plans(directory, model):
+        header = _read_header(path)
+        if header is None:
+            log.warning("tensorrt.plan_damaged file=%s: it will be built again", path)
+            continue
+        changed = [
+            f"{word} {header['facts'].get(word, 'unknown')} -> {fact}"
+            for word, fact in facts.items()
+            if header["facts"].get(word) != fact
+        ]
+        if changed:
+            log.info("tensorrt.plan_outdated model=%s file=%s changed=%s", model, path.name, "; ".join(changed))
+            return True
+    return False
+
+
+def _plans(directory: Path, model: str) -> list[Path]:
+    """Return a model's plans, newest first."""
+    found: list[tuple[float, Path]] = []
+    stem = file_stem(model)
+    for path in directory.glob(f"{stem}.*{PLAN_SUFFIX}"):
+        # The stem of one model may be the beginning of another's.
+        if path.name.removesuffix(PLAN_SUFFIX).rpartition(".")[0] == stem:
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not a temporary file of the library's: those are readable by their owner only, and plans travel.
+        part = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(data)
-                os.replace(name, path)
-            except BaseException:
-                os.unlink(name)
-                raise
-        except OSError as error:
-            log.warning("tensorrt.not_cached file=%s reason=%s", path, error.strerror or error)
+            part.write_bytes(data)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        log.warning("tensorrt.not_cached file=%s reason=%s", path, error.strerror or error)
 
 
 def digest(facts: Facts) -> str:

@@ -138,7 +138,8 @@ class Planner:
         shapes = [f"{name}{list(dims)}" for profile in profiles for name, dims in profile.shapes]
         return {
             "library": f"{self._api.name} {self._api.version}",
-            "device": device_key,
+            # RTX plans hold no machine code: it is made on the device that loads them.
+            "device": "any" if self._api.is_rtx else device_key,
             "network": network.digest,
             "weights": "outside" if network.outside else "inside",
             "shapes": " ".join(shapes),

@@ -41,7 +41,7 @@ SEQUENCE = manifest(["IDS i64 n -1"], ["HIDDEN f32 n -1 8", "MEAN f32 n 8"], (1,
 
 
 SLOW = {"tensorrt 10.16 (strict fake)"}
-"""Engines whose code runs under another name in every test already; ``tests/tensorrt`` samples them."""
+"""Engines whose code runs under another name in every test already; ``tests/tensorrt_engine`` samples them."""
 
 
 @pytest.fixture(

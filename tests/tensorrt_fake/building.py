@@ -310,6 +310,7 @@ class Config:
         return self._library.wrap("ITimingCache", TimingCache(self._library, self._world, bytes(blob)))
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        assert not self._library.is_rtx, "RTX calls this deprecated: it measures nothing"
         if not cache._do.fits and not ignore_mismatch:
             return False
         self.cache = cache._do

@@ -99,7 +99,7 @@ def test_variants_and_resolved_outputs(tmp_path: Path) -> None:
         ),
         ({"input_shapes": None}, "input_shapes", "IDS axis 1"),
         ({"batching": "{compiled_sizes: [1]}"}, "batching.compiled_sizes", ""),
-        ({"engine": "tensorrt"}, "", "tensorrt is not in this version"),
+        ({"engine": "tensorrt"}, "", "TensorRT cannot be imported"),
     ],
 )
 def test_each_mistake_names_file_key_and_fix(tmp_path: Path, changes: Any, key: str, words: str) -> None:
