@@ -6,16 +6,18 @@ import json
 import os
 import signal
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import openai
 from frontend.batches.runner.gates import Reason
+from frontend.batches.scheduling.live_table import LiveTable
 from real_node import Node, until
 from stub_upstream import Say, Seen, StubUpstream, chunk, completion, plausible, sse
 
@@ -31,7 +33,6 @@ gateway:
         - {{id: chat-1, kind: vllm, endpoint: "{url}", addresses: ["127.0.0.1"], upstream_model: inner}}
   batches: {{workers: 8, lease_seconds: 2, lease_renew_seconds: 0.5}}
 """
-STOPS_COUNTING_S = 6.0
 
 
 class GatedNode:
@@ -158,15 +159,20 @@ def test_rule_31_killed_frontends_stop_counting(around: GatedNode) -> None:
         for _ in range(3):
             threads.submit(around.stream)
         around.upstream.wait(lambda stub: stub.in_flight == 3, 30)
+        before = around.lines()
         batch = around.batch(2)
         until("the route yields", lambda: around.status()["live_in_flight"] == 3, 30)
-        before = around.lines()
-        # The node starts them again; what they had under way is gone.
-        for pid in around.node.pids("frontend"):
-            os.kill(pid, signal.SIGKILL)
-        killed_s = time.monotonic()
-        around.upstream.wait(lambda stub: around.lines() > before, STOPS_COUNTING_S)
-        assert time.monotonic() - killed_s < STOPS_COUNTING_S
+        table = LiveTable(around.node.run_dir, 1)
+        table.start()
+        with closing(table):
+            assert table.live("chat-1") == 3
+            # The node starts them again; what they had under way is gone.
+            killed = around.node.pids("frontend")
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            until("they are gone", lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in killed), 30)
+            assert table.live("chat-1") == 0
+        around.upstream.wait(lambda stub: around.lines() > before, 30)
         around.stream_open.set()
     assert around.ended(batch).request_counts.completed == 2
 
