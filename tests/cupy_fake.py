@@ -57,7 +57,7 @@ class Runtime:
         return {"name": b"Fake", "major": 9, "minor": 0, "multiProcessorCount": 132, "asyncEngineCount": 3}
 
     def memGetInfo(self) -> tuple[int, int]:  # noqa: N802
-        return TOTAL_BYTES - sum(map(len, self.device.values())), TOTAL_BYTES
+        return TOTAL_BYTES - sum(size for _, size in self.device.values()), TOTAL_BYTES
 
     def malloc(self, size: int) -> int:
         self.check()
@@ -114,7 +114,7 @@ class Runtime:
         memory = (ctypes.c_uint8 * (size + 256))()
         address = -(-ctypes.addressof(memory) // 256) * 256
         ctypes.memset(address, 0xA5, size)
-        where[address] = memory
+        where[address] = (memory, size)
         return address
 
     @staticmethod
@@ -124,7 +124,7 @@ class Runtime:
 
     @staticmethod
     def _inside(where: dict[int, Any], address: int, size: int) -> bool:
-        return any(start <= address and address + size <= start + len(memory) for start, memory in where.items())
+        return any(start <= address and address + size <= start + held for start, (_, held) in where.items())
 
 
 class Stream:

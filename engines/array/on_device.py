@@ -22,7 +22,7 @@ from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.device.base import Graph as DeviceGraph
 from engines.device.base import Span, Work
-from engines.device.errors import CannotCapture
+from engines.device.errors import CannotCapture, OutOfDeviceMemory
 from engines.device.shared import SharedDevice
 from engines.device.staging import DeviceSlot, Layout
 from engines.device.weights import SlabWeights
@@ -96,11 +96,25 @@ class DeviceArrayModel:
             OutOfDeviceMemory: the arena has no room for them.
         """
         self._weights.start(self._interpreter.weights())
-        self._weights.load()
+        self.load_device()
 
     def load_device(self) -> None:
-        """Enqueue the copy of the weights to the device; the running batch goes on meanwhile."""
-        self._weights.load()
+        """Enqueue the copy of the weights to the device; the running batch goes on meanwhile.
+
+        If the arena has room only in pieces, it is compacted first, which waits for what runs.
+
+        Raises:
+            OutOfDeviceMemory: the arena has not that much left.
+        """
+        with self._shared.lock:
+            try:
+                self._weights.load()
+            except OutOfDeviceMemory:
+                memory = self._shared.arena.memory()
+                if memory.capacity_bytes - memory.used_bytes < self._weights.size_bytes:
+                    raise
+                self._shared.compact(self._weights.size_bytes)
+                self._weights.load()
 
     def unload_device(self) -> None:
         """Free the weights' device memory; none of the model's executions may be in flight."""
@@ -239,13 +253,13 @@ class DeviceArrayExecutable:
         assert isinstance(slot, _ArrayDeviceSlot)
         shared, device = self._shared, self._shared.device
         slot.error = None
-        reads = [slot.input_span, *self._model.weight_spans()]
-        writes = [slot.output_span]
 
         def work() -> None:
             self._compute(slot)
 
         with shared.lock:
+            # Under the lock: weights move between executions.
+            reads, writes = [slot.input_span, *self._model.weight_spans()], [slot.output_span]
             if slot.graph is None and slot.can_replay and self._captures:
                 slot.graph = self._captured(slot, work, reads, writes)
             try:

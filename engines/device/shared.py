@@ -34,6 +34,7 @@ class SharedDevice:
         self.compute: Stream
         self.copy_out: Stream
         self.load: Stream
+        self._streams: list[Stream] = []
         self._registered: list[tuple[int, int, Registration]] = []
 
     def start(self) -> None:
@@ -43,8 +44,13 @@ class SharedDevice:
             OutOfDeviceMemory: the arena does not fit.
         """
         self.arena.start()
-        self.copy_in, self.compute = self.device.stream("copy in"), self.device.stream("compute")
-        self.copy_out, self.load = self.device.stream("copy out"), self.device.stream("load")
+        try:
+            for name in ("copy in", "compute", "copy out", "load"):
+                self._streams.append(self.device.stream(name))
+        except BaseException:
+            self.close()
+            raise
+        self.copy_in, self.compute, self.copy_out, self.load = self._streams
 
     def register(self, memory: NDArray, purpose: str) -> bool:
         """Let copies go straight from and to host memory until ``unregister``; False if the driver refuses."""
@@ -79,7 +85,7 @@ class SharedDevice:
     def compact(self, wanted_bytes: int | None = None) -> int:
         """Make room for ``wanted_bytes`` in the arena, or of all free bytes one block; return the bytes moved.
 
-        No execution may be in flight. Returns when the copies are done.
+        Waits for everything on the device first, and for the copies; who enqueues meanwhile waits for the lock.
         """
         with self.lock:
             self.device.synchronize()
@@ -92,8 +98,9 @@ class SharedDevice:
         for _, _, registration in self._registered:
             registration.release()
         self._registered.clear()
-        for stream in (self.copy_in, self.compute, self.copy_out, self.load):
+        for stream in self._streams:
             stream.close()
+        self._streams.clear()
         self.arena.close()
 
 

@@ -165,6 +165,38 @@ def test_arena_without_room_says_how_much(engine: HostDeviceArrayEngine, tmp_pat
     assert engine.shared.arena.memory().used_bytes == 0
 
 
+def test_loading_compacts_an_arena_with_room_in_pieces(tmp_path: Path) -> None:
+    slab_bytes = 3 * (16 * 16 * 4 + 256)
+    engine = HostDeviceArrayEngine(arena_bytes=4 * slab_bytes)
+    models = [mlp(engine, tmp_path / f"m{seed}", seed) for seed in range(4)]
+    rows = draw(0)
+    expected = [execute(model.executable(0, 4), rows) for model in models]
+    assert models[0].footprint.weights_bytes == slab_bytes
+    models[0].unload_device()
+    models[2].unload_device()
+    large = manifest(["INPUT f32 n 32"], ["OUTPUT f32 n 32"], (1, 4))
+    # Runs on the device while the arena is compacted under it.
+    running = models[3].executable(0, 4)
+    slot = running.slot()
+    slot.inputs[0][...] = rows
+    running.stage(slot)
+    running.launch(slot)
+    newcomer = opened(engine, onnx_models.mlp(tmp_path / "large", layers=1, width=32), large)
+    assert newcomer.footprint.weights_bytes > slab_bytes
+    running.finish(slot)
+    np.testing.assert_array_equal(slot.outputs[0], expected[3])
+    for model, want in ((models[1], expected[1]), (models[3], expected[3])):
+        np.testing.assert_array_equal(execute(model.executable(0, 4), rows), want)
+    with pytest.raises(OutOfDeviceMemory, match="'m0'"):
+        models[0].load_device()
+    newcomer.close()
+    models[0].load_device()
+    np.testing.assert_array_equal(execute(models[0].executable(0, 4), rows), expected[0])
+    for model in models:
+        model.close()
+    engine.close()
+
+
 def test_next_batch_is_staged_while_one_runs(engine: HostDeviceArrayEngine, tmp_path: Path) -> None:
     model = mlp(engine, tmp_path / "m")
     executable = model.executable(0, 4)
