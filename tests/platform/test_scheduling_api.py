@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,3 +295,13 @@ def test_me_says_whom_a_key_belongs_to(platform: PlatformWorld) -> None:
     found = platform.call("GET", "/api/v1/me", member).json
     assert (found["workspace_id"], found["key_id"], found["role"]) == (member.workspace, member.id, "member")
     assert found["key_name"] == f"key {member.id}"
+
+
+def test_the_readmes_example_is_accepted(platform: PlatformWorld) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (text,) = re.findall(r"batch-scheduling \\\n.*-d '(\{.*?\})'\n```", readme, re.DOTALL)
+    answer = platform.put(platform.key(), json.loads(text))
+    assert answer.status == 200
+    for name, value in json.loads(text).items():
+        found = answer.json["settings"][name]
+        assert found == value or value.items() <= found.items()
