@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.platform.pages import chart
@@ -47,6 +47,7 @@ def view(
     return ChartView("R", NOON_US, to_us, step, tuple(made), tuple(points or ()), (), caps)
 
 
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(st.floats(0.01, 5), STATES), min_size=1, max_size=30))
 def test_bars_cover_the_whole_time_in_order(parts: list[tuple[float, tuple[str, str | None]]]) -> None:
     drawing = draw(view([(length, *state) for length, state in parts]), UTC, None)
@@ -58,15 +59,17 @@ def test_bars_cover_the_whole_time_in_order(parts: list[tuple[float, tuple[str, 
     assert len(drawing.rows) == len(parts)
 
 
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(st.floats(0.001, 0.2), STATES), min_size=1, max_size=8))
-def test_a_flapping_gate_is_drawn_per_minute(parts: list[tuple[float, tuple[str, str | None]]]) -> None:
+def test_a_flapping_gate_is_drawn_in_slots(parts: list[tuple[float, tuple[str, str | None]]]) -> None:
     parts = (parts * 500)[:450]
     drawn = view([(length, *state) for length, state in parts])
-    merged = chart.per_minute(drawn.spans)
+    merged = chart.per_slot(drawn.spans, MINUTE_US)
     assert (merged[0].from_us, merged[-1].to_us) == (drawn.from_us, drawn.to_us)
     assert all(one.to_us == other.from_us for one, other in pairwise(merged))
     assert all(span.to_us % MINUTE_US == 0 for span in merged[:-1])
     drawing = draw(drawn, UTC, None)
+    assert len(drawing.bars) <= chart.MAX_SPANS + 1
     assert len(drawing.rows) == chart.MAX_ROWS
     assert drawing.rows_left_out == len(parts) - chart.MAX_ROWS
 
@@ -75,7 +78,7 @@ def test_a_minute_is_what_held_longest_in_it() -> None:
     spans = view(
         [(0.6 / 60, "open", None), (0.4 / 60, "closed", "live_traffic"), (1 / 60, "closed", "live_traffic")]
     ).spans
-    assert [(span.state, span.reason) for span in chart.per_minute(spans)] == [
+    assert [(span.state, span.reason) for span in chart.per_slot(spans, MINUTE_US)] == [
         ("open", None),
         ("closed", "live_traffic"),
     ]
@@ -111,6 +114,20 @@ def test_minutes_in_which_nobody_looked_are_left_blank() -> None:
     assert len(draw(view([(1, "open", None)], points), UTC, None).live.areas) == 2
     wide = [point(index, live=1, step=5) for index in range(4)]
     assert len(draw(view([(1, "open", None)], wide, step=5), UTC, None).live.areas) == 1
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.sampled_from([24, 72, 168]))
+def test_points_closer_than_can_be_seen_are_drawn_as_the_most_of_them(values: list[int], length: int) -> None:
+    points = [point(minute, live=values[minute % len(values)]) for minute in range(length * 60)]
+    drawn = view([(length, "open", None)], points)
+    thin, step_us = chart.thinned(drawn)
+    assert len(thin) <= chart.MAX_POINTS + 1
+    assert all(one.at_us % step_us == 0 for one in thin)
+    assert max(one.live_max for one in thin) == max(values[: length * 60])
+    drawing = draw(drawn, UTC, None)
+    assert drawing.live.most == max(*values, 1)
+    assert len(drawing.live.areas) == 1
 
 
 def test_the_threshold_is_a_line_where_it_fits_and_words_where_it_does_not() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import Unavailable
@@ -85,11 +85,13 @@ def made(tmp_path: Path) -> SessionsWorld:
     return SessionsWorld(tmp_path)
 
 
+@settings(deadline=None, max_examples=100)
 @given(TOKENS)
 def test_a_token_says_what_was_sealed_in_it(token: Token) -> None:
     assert unseal(seal(token, SECRET), SECRET) == token
 
 
+@settings(deadline=None, max_examples=100)
 @given(TOKENS, st.data())
 def test_a_token_with_any_other_byte_is_nobodys(token: Token, data: st.DataObject) -> None:
     text = seal(token, SECRET)
@@ -100,6 +102,7 @@ def test_a_token_with_any_other_byte_is_nobodys(token: Token, data: st.DataObjec
     assert unseal(text[:-1], SECRET) is None
 
 
+@settings(deadline=None, max_examples=100)
 @given(st.text(max_size=600))
 def test_junk_is_nobodys(text: str) -> None:
     assert unseal(text, SECRET) is None

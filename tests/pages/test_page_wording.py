@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages_world import EXAMPLE
 
@@ -107,6 +107,7 @@ ROWS = st.one_of(
 )
 
 
+@settings(deadline=None, max_examples=100)
 @given(ROWS)
 def test_a_form_sends_the_settings_it_shows(row: SchedulingRow) -> None:
     document = settings_document(row)

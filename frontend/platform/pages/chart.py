@@ -27,8 +27,10 @@ LIVE_TOP, LIVE_BOTTOM = 66.0, 132.0
 LINES_TOP, LINES_BOTTOM = 166.0, 232.0
 AXIS_Y: Final = 252.0
 HEIGHT: Final = 262.0
-MAX_SPANS: Final = 400
-"""More changes of the gate than that are drawn per minute: what held longest in it."""
+MAX_SPANS: Final = 320
+"""With more changes of the gate than that, so many slots are drawn: each as what held longest in it."""
+MAX_POINTS: Final = 480
+"""Of a staircase, two units apart; with more, neighbours are drawn as one, the most of them."""
 MAX_ROWS: Final = 200
 MIN_LABEL_WIDTH: Final = 7.0
 """Per character: a span gets its name written in it only if it fits."""
@@ -115,13 +117,16 @@ class Drawing:
 
 def draw(view: ChartView, zone: ZoneInfo, yield_threshold: int | None) -> Drawing:
     """Return the drawing of a chart, its times on the wall clock of ``zone``."""
-    scale = _Scale(view.from_us, view.to_us, view.step_minutes * MINUTE_US)
-    spans = tuple(view.spans) if len(view.spans) <= MAX_SPANS else per_minute(view.spans)
-    live = _band(view.points, scale, LIVE_TOP, LIVE_BOTTOM, lambda point: point.live_max)
+    points, step_us = thinned(view)
+    scale = _Scale(view.from_us, view.to_us, step_us)
+    spans = view.spans
+    if len(spans) > MAX_SPANS:
+        spans = per_slot(spans, -(-(view.to_us - view.from_us) // MAX_SPANS))
+    live = _band(points, scale, LIVE_TOP, LIVE_BOTTOM, lambda point: point.live_max)
     if yield_threshold is not None:
         live = _with_level(live, scale, yield_threshold, f"pause at {wording.number(yield_threshold)}")
-    lines = _band(view.points, scale, LINES_TOP, LINES_BOTTOM, lambda point: point.running_max, _most_cap(view.points))
-    lines = _with_caps(lines, view.points, scale)
+    lines = _band(points, scale, LINES_TOP, LINES_BOTTOM, lambda point: point.running_max, _most_cap(points))
+    lines = _with_caps(lines, points, scale)
     shares = _shares(view)
     rows = _rows(view, zone)
     return Drawing(
@@ -130,8 +135,8 @@ def draw(view: ChartView, zone: ZoneInfo, yield_threshold: int | None) -> Drawin
         live=live,
         lines=lines,
         shares=shares,
-        rows=tuple(rows[:MAX_ROWS]),
-        rows_left_out=max(0, len(rows) - MAX_ROWS),
+        rows=tuple(rows),
+        rows_left_out=max(0, len(view.spans) - MAX_ROWS),
         caps=tuple((_clock(change.at_us, view, zone), f"{change.cap}: {change.why}") for change in view.caps[-50:]),
         summary=_summary(view, shares),
         zone=zone.key,
@@ -139,21 +144,39 @@ def draw(view: ChartView, zone: ZoneInfo, yield_threshold: int | None) -> Drawin
     )
 
 
-def per_minute(spans: Sequence[GateSpan]) -> tuple[GateSpan, ...]:
-    """Return the spans at the resolution of a minute: each minute is what held longest in it."""
+def thinned(view: ChartView) -> tuple[Sequence[ChartPoint], int]:
+    """Return at most ``MAX_POINTS`` points, give or take one, and how long one stands for."""
+    own_us = view.step_minutes * MINUTE_US
+    step_us = own_us * max(1, -(-(view.to_us - view.from_us) // (own_us * MAX_POINTS)))
+    if step_us == own_us:
+        return view.points, own_us
+    found: list[ChartPoint] = []
+    for point in view.points:
+        at_us = point.at_us - point.at_us % step_us
+        if found and found[-1].at_us == at_us:
+            last = found.pop()
+            live, running = max(last.live_max, point.live_max), max(last.running_max, point.running_max)
+            found.append(ChartPoint(at_us, live, running, 0, point.cap, 0, 0))
+        else:
+            found.append(ChartPoint(at_us, point.live_max, point.running_max, 0, point.cap, 0, 0))
+    return found, step_us
+
+
+def per_slot(spans: Sequence[GateSpan], slot_us: int) -> tuple[GateSpan, ...]:
+    """Return the spans at a coarser resolution: each slot is what held longest in it."""
     weight: dict[int, Counter[tuple[GateState, str | None]]] = {}
     for span in spans:
         at_us = span.from_us
         while at_us < span.to_us:
-            minute = at_us // MINUTE_US
-            end_us = min(span.to_us, (minute + 1) * MINUTE_US)
-            weight.setdefault(minute, Counter())[(span.state, span.reason)] += end_us - at_us
+            slot = at_us // slot_us
+            end_us = min(span.to_us, (slot + 1) * slot_us)
+            weight.setdefault(slot, Counter())[(span.state, span.reason)] += end_us - at_us
             at_us = end_us
     merged: list[GateSpan] = []
     first_us, last_us = spans[0].from_us, spans[-1].to_us
-    for minute in sorted(weight):
-        (state, reason), _ = weight[minute].most_common(1)[0]
-        start_us, end_us = max(first_us, minute * MINUTE_US), min(last_us, (minute + 1) * MINUTE_US)
+    for slot in sorted(weight):
+        (state, reason), _ = weight[slot].most_common(1)[0]
+        start_us, end_us = max(first_us, slot * slot_us), min(last_us, (slot + 1) * slot_us)
         if merged and (merged[-1].state, merged[-1].reason, merged[-1].to_us) == (state, reason, start_us):
             start_us = merged.pop().from_us
         merged.append(GateSpan(start_us, end_us, state, reason))
@@ -305,11 +328,11 @@ def _shares(view: ChartView) -> tuple[Share, ...]:
 
 
 def _rows(view: ChartView, zone: ZoneInfo) -> list[Row]:
-    """Return the spans, newest first, each with the most that happened within it."""
+    """Return the newest spans, newest first, each with the most that happened within it."""
     rows = []
     points = list(view.points)
     step_us = view.step_minutes * MINUTE_US
-    for span in reversed(view.spans):
+    for span in reversed(view.spans[-MAX_ROWS:]):
         inside = []
         while points and points[-1].at_us + step_us > span.from_us:
             inside.append(points.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -83,7 +84,10 @@ class RoutePages:
     async def _chart(self, visit: Visit, view: RouteView) -> dict[str, Any]:
         hours = chart_hours(visit)
         charted = await self._views.chart_view(view.deployment.id, hours)
-        drawing = chart.draw(charted, zone_of(view.settings), view.settings.yield_live_threshold)
+        # Some milliseconds for a gate that changed thousands of times: not on the loop that serves requests.
+        drawing = await asyncio.to_thread(
+            chart.draw, charted, zone_of(view.settings), view.settings.yield_live_threshold
+        )
         return {"chart": drawing, "chart_hours": hours}
 
     async def _edit(self, visit: Visit, route_id: str) -> Reply:
