@@ -25,6 +25,7 @@ from frontend.options import ENVIRONMENT_PREFIX, BadValue, convert
 SECTION: Final = "gateway"
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.\[\]:-]+")
+_ADDRESS_HOST: Final = re.compile(r"https?://(\[[^\]]*\]|[0-9.]+)(?=[:/]|$)")
 _WEBHOOK: Final = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(?:/[!-\"$-~]*)?")
 _ALL: Final = object()
 
@@ -247,6 +248,12 @@ class GatewayReading:
                 continue
             if plain and not is_private(address):
                 self._mistake(f"{path}.addresses[{index}]", "plain http may go to private addresses only; use https")
+        # Connections to an address ask nobody where it is: the host itself is held to the same rules.
+        if (host := _ADDRESS_HOST.match(webhook.url)) is not None:
+            try:
+                read_address(host[1].strip("[]"), development=development)
+            except NotApproved as error:
+                self._mistake(f"{path}.url", str(error))
         if not webhook.secret_env:
             self._mistake(f"{path}.secret_env", "is missing: messages are signed, so that receivers can trust them")
         self._check_variable(webhook.secret_env, f"{path}.secret_env", needed=self.need_upstream_keys)
