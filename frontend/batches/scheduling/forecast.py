@@ -240,7 +240,7 @@ class Forecaster:
         now_ns = self._clock_ns()
         keep_s = DAYS_S if past is not None and past.rows >= YOUNG_MINUTES else YOUNG_DAYS_S
         if past is None or now_ns - past.days_ns >= keep_s * 1e9 or not past.days.times.lines:
-            rows = await self._store.explain.minutes(route, now_us - PAST_US, now_us + MINUTE_US)
+            rows = await self._minutes(route, now_us)
             days = await asyncio.to_thread(_history, rows, row)
             recent = tuple(one for one in rows if one.minute * MINUTE_US >= now_us - RECENT_US)
             past = self._past[route] = _Past(days, now_ns, now_ns, recent, len(rows))
@@ -251,6 +251,14 @@ class Forecaster:
             if times.lines >= MIN_LINES:
                 past.days = replace(past.days, times=times)
         return past
+
+    async def _minutes(self, route: str, now_us: int) -> list[MinuteRow]:
+        """Return the minutes of the last days, read day by day: all at once would hold the event loop up."""
+        rows: list[MinuteRow] = []
+        for since_us in range(now_us - PAST_US, now_us + MINUTE_US, DAY_S * SECOND_US):
+            until_us = min(since_us + DAY_S * SECOND_US, now_us + MINUTE_US)
+            rows += await self._store.explain.minutes(route, since_us, until_us)
+        return rows
 
 
 def _counting(rows: Sequence[MinuteRow], row: SchedulingRow) -> list[MinuteRow]:
