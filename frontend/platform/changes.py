@@ -54,17 +54,13 @@ class StoreChanges:
         if not access.may_cancel:
             raise Forbidden("an auditor's key reads settings and states; it changes nothing")
         row = await self._views.batch_row(access, batch_id)
+        audit = _audit("batch.cancelled", principal, access.workspace_id, batch_id, {"state": row.state})
         try:
-            await self._store.batches.cancel(access.workspace_id, batch_id)
+            await self._store.batches.cancel(access.workspace_id, batch_id, audit)
         except NotFound:
             raise no_batch() from None
         except BatchNotCancellable as error:
             raise ApiError(409, "the batch has ended; it is unchanged") from error
-        if row.cancel_requested_at is None:
-            # After it: an entry for a cancel that did not take place would be worse than none for one that did.
-            await self._store.scheduling.audit(
-                _audit("batch.cancelled", principal, access.workspace_id, batch_id, {"state": row.state})
-            )
         return await self._views.batch_view(principal, access, batch_id)
 
     async def set_weight(self, principal: Principal, workspace: str, weight: object) -> WorkspaceView:

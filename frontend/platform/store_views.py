@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from frontend.batches.jobs import is_batch_id, no_batch
@@ -214,15 +214,20 @@ class StoreViews:
 
     async def _summaries(self, principal: Principal, rows: Sequence[BatchRow]) -> list[BatchSummary]:
         unfinished = [row.id for row in rows if not row.finished]
-        names = {one.id: one.name for one in await self._store.keys.workspaces()} if rows else {}
         beside = Beside(
             running=await self._store.scheduling.running_by_batch(unfinished) if unfinished else {},
             reasons=await self._store.views.waiting_reasons(unfinished) if unfinished else {},
             key_names=await self._store.views.key_names(sorted({row.api_key_id for row in rows})) if rows else {},
-            workspace_names=names,
+            workspace_names=await self._workspace_names({row.workspace_id for row in rows}),
             outlooks=await self._outlooks_of(unfinished),
         )
         return [batch_summary(row, principal, beside) for row in rows]
+
+    async def _workspace_names(self, ids: Collection[str]) -> Mapping[str, str]:
+        if len(ids) > 1:
+            return {one.id: one.name for one in await self._store.keys.workspaces()}
+        found = [await self._store.keys.workspace(one) for one in ids]
+        return {one.id: one.name for one in found if one is not None}
 
     async def _outlooks_of(self, batch_ids: Sequence[str]) -> Mapping[str, Outlook]:
         if self._outlooks is None or not batch_ids:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from engines.errors import NotFound
+from frontend.batches.store.audit_ops import add_audit
 from frontend.batches.store.errors import ActiveBatchLimit, BatchNotCancellable, IdempotencyConflict
 from frontend.batches.store.file_ops import commit_file, cursor, visible_input
 from frontend.batches.store.protocol import IDEMPOTENCY_US
+from frontend.batches.store.route_rows import AuditRow
 from frontend.batches.store.rows import SECOND_US, BatchRow, Idempotency, NewBatch, OutcomeCount, Page
 from frontend.batches.store.transaction import Database, Op, clock, columns_of, query, sql
 
@@ -75,7 +77,7 @@ class BatchOps:
 
         return await self._db.read(op)
 
-    async def cancel(self, workspace_id: str | None, batch_id: str) -> BatchRow:
+    async def cancel(self, workspace_id: str | None, batch_id: str, audit: AuditRow | None = None) -> BatchRow:
         def op() -> Op[BatchRow]:
             now = yield from clock()
             yield from sql("SELECT 1 FROM batches WHERE id = :id", id=batch_id, lock="FOR UPDATE")
@@ -92,6 +94,8 @@ class BatchOps:
                 now=now,
                 id=batch_id,
             )
+            if audit is not None:
+                yield from add_audit(audit)
             return BatchRow(*rows[0])
 
         return await self._db.write(op)

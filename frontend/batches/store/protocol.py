@@ -167,8 +167,12 @@ class Batches(Protocol):
     ) -> Page[BatchRow]:
         """Return batches, newest first. Raises: NotFound for an unknown ``after``."""
 
-    async def cancel(self, workspace_id: str | None, batch_id: str) -> BatchRow:
-        """Ask for a stop; repeating it is harmless. Raises: NotFound, BatchNotCancellable."""
+    async def cancel(self, workspace_id: str | None, batch_id: str, audit: AuditRow | None = None) -> BatchRow:
+        """Ask for a stop, with an audit row; repeating it is harmless, and leaves no further row.
+
+        Raises:
+            NotFound, BatchNotCancellable.
+        """
 
     async def active_count(self, workspace_id: str) -> int:
         """Return how many job slots the workspace holds: unfinished batches not being cancelled."""

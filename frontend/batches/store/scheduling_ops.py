@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 from typing import Any, Final
 
 from engines.errors import NotFound
+from frontend.batches.store.audit_ops import add_audit
 from frontend.batches.store.batch_ops import BATCH
 from frontend.batches.store.claim_ops import route_view
 from frontend.batches.store.claim_state import fair_order
@@ -162,7 +163,7 @@ class SchedulingOps:
             stored = replace(row, updated_at=(yield from clock()))
             yield from sql(PUT_SETTINGS, **_named(SETTINGS, stored))
             if audit is not None:
-                yield from _audit(audit)
+                yield from add_audit(audit)
             return stored
 
         return await self._db.write(op)
@@ -193,7 +194,7 @@ class SchedulingOps:
             if not rows:
                 raise NotFound(f"no workspace {workspace_id!r}")
             if audit is not None:
-                yield from _audit(audit)
+                yield from add_audit(audit)
 
         await self._db.write(op)
 
@@ -240,7 +241,7 @@ class SchedulingOps:
         return await self._db.read(op)
 
     async def audit(self, row: AuditRow) -> None:
-        await self._db.write(lambda: _audit(row))
+        await self._db.write(lambda: add_audit(row))
 
     async def audit_log(self, limit: int, before_seq: int | None = None) -> tuple[AuditRow, ...]:
         rows = await query(
@@ -266,17 +267,3 @@ def _wait(row: Row) -> WaitRow:
 def _signal(row: Row) -> SignalRow:
     signal = SignalRow(*row)
     return signal if signal.metrics_ok is None else replace(signal, metrics_ok=bool(signal.metrics_ok))
-
-
-def _audit(row: AuditRow) -> Op[None]:
-    now = yield from clock()
-    yield from sql(
-        "INSERT INTO audit_log (at, action, workspace_id, actor_key_id, subject, details)"
-        " VALUES (:at, :action, :workspace, :actor, :subject, :details)",
-        at=now,
-        action=row.action,
-        workspace=row.workspace_id,
-        actor=row.actor_key_id,
-        subject=row.subject,
-        details=row.details,
-    )
