@@ -202,10 +202,8 @@ def tensorrt(world: World) -> None:
     from engines.tensorrt.builder import BuildOptions
     from engines.tensorrt.engine import TensorRTEngine
     from engines.tensorrt.names import Api
-    from engines.tensorrt.network import ModelFile
     from engines.tensorrt.plan_cache import PlanCache
     from engines.tensorrt.planning import Planner
-    from engines.tensorrt.profiles import profiles_of
 
     report = world.report
     if not report.is_gpu:
@@ -217,20 +215,13 @@ def tensorrt(world: World) -> None:
         report.left_out("TensorRT", str(error))
         return
 
-    class Inside(Planner):
-        """Bakes the weights into the plan."""
-
-        def plan(self, name: str, wanted: Manifest, path: Path, key: str, *, anew: bool = False) -> Any:
-            network = ModelFile(path, wanted).inside()
-            return self._inside(name, network, profiles_of(wanted), key, "asked for", anew, path), {}
-
     report.facts["tensorrt"] = f"{api.name} {api.version}"
     options = BuildOptions.of("f32")
     _, path, wanted = models(world)[1]
     reference = ArrayEngine().open(wanted, path)
     for title, planner in (
         ("TensorRT, weights outside", Planner(api, PlanCache(None), options)),
-        ("TensorRT, weights inside", Inside(api, PlanCache(None), options)),
+        ("TensorRT, weights inside", Planner(api, PlanCache(None), options, outside=False)),
     ):
         if world.late:
             report.left_out(title, "out of time")

@@ -45,13 +45,15 @@ class TensorRTEngine:
         self._planner = planner
         self._rooms = Rooms(shared)
         self._messages = MessageLog()
+        self._logger: Any = None
         self._runtime: Any = None
 
     def start(self) -> None:
         """Make events and the library's runtime."""
         self._rooms.start()
         # Only now that a device is there: see the trap in ``names``.
-        self._runtime = self._api.module.Runtime(self._api.logger(self._messages))
+        self._logger = self._api.logger(self._messages)
+        self._runtime = self._api.module.Runtime(self._logger)
 
     def open(self, manifest: Manifest, model_file: Path) -> TensorRTModel:
         assert self._runtime is not None, "not started"
@@ -78,7 +80,7 @@ class TensorRTEngine:
             return self._shared.compact(wanted_bytes)
 
     def close(self) -> None:
-        self._runtime = None
+        self._runtime = self._logger = None
         self._rooms.close()
 
     def _made(

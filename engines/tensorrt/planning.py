@@ -28,6 +28,7 @@ from engines.tensorrt.profiles import Profile, profiles_of
 log = logging.getLogger("engines.tensorrt")
 
 NO_WEIGHTS: Final = "it has no large weights"
+ASKED_FOR: Final = "so it was asked for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,23 @@ class Planner:
 
     Args:
         progress: told how far a build is, for whoever waits for it.
+        outside: False keeps all weights inside, to compare.
     """
 
-    def __init__(self, api: Api, cache: PlanCache, options: BuildOptions, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        cache: PlanCache,
+        options: BuildOptions,
+        progress: Progress | None = None,
+        *,
+        outside: bool = True,
+    ) -> None:
         self._api = api
         self._cache = cache
         self._options = options
         self._progress = progress
+        self._outside = outside
 
     def plan(
         self, name: str, manifest: Manifest, model_file: Path, device_key: str, *, anew: bool = False
@@ -71,11 +82,12 @@ class Planner:
         file = _checked_file(name, manifest, model_file)
         profiles = profiles_of(manifest)
         try:
-            network, arrays = file.outside()
+            network, arrays = file.outside() if self._outside else (file.inside(), {})
         except UnreadableModel as error:
             raise NotReady(f"{name}: {model_file}: {error}") from error
         if not network.outside:
-            return self._inside(name, network, profiles, device_key, NO_WEIGHTS, anew, model_file), {}
+            reason = NO_WEIGHTS if self._outside else ASKED_FOR
+            return self._inside(name, network, profiles, device_key, reason, anew, model_file), {}
         facts = self._facts(network, profiles, device_key)
         found = None if anew else self._cache.load(name, facts)
         if found is not None and found.outside:

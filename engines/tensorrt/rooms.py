@@ -164,5 +164,6 @@ class Rooms:
 def _availability(region: Region) -> tuple[int, int]:
     """Order regions by who should give way first."""
     if region.lodger is None:
-        return (0, region.taken)
+        # Always the first free one: graphs hold a region's addresses, so traffic that needs one region captures once.
+        return (0, region.index)
     return (1 if region.lodger.running() else 2, region.taken)
