@@ -6,6 +6,7 @@ import heapq
 import math
 import random
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -237,6 +238,11 @@ def test_a_workspace_of_weight_three_gets_three_of_four_starts() -> None:
     found = last_starts([Demand("a", "one", "R", 300), Demand("b", "two", "R", 300)], {"one": 3})
     assert found["a"].starts == pytest.approx(400)
     assert found["b"].starts == pytest.approx(600)
+
+
+def test_weekends_are_saturdays_and_sundays() -> None:
+    for day in range(20_000, 20_030):
+        assert is_weekend(day) == (datetime.fromtimestamp(day * DAY_S, UTC).weekday() >= 5)
 
 
 STEADY = LineTimes(1000, 10.0, 0.0)

@@ -19,7 +19,6 @@ import heapq
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -38,6 +37,8 @@ DAYS_SPREAD: Final = 0.6
 """Deviation (log odds) of the open share from what a single past day showed; shrinks with the root of the days."""
 MIN_DAYS: Final = 3
 """With fewer past days of the kind (weekday, weekend), any past day may be drawn."""
+_THURSDAY: Final = 3
+"""Weekday of day 0."""
 MAX_TAIL_LINES: Final = 48
 """Last lines of a batch that are drawn one by one."""
 
@@ -291,7 +292,7 @@ def _filled(days: Sequence[PastDay]) -> Floats:
 
 def is_weekend(day: int) -> bool:
     """Return whether a day (since 1970, UTC) is a Saturday or Sunday."""
-    return datetime.fromtimestamp(day * DAY_S, UTC).weekday() >= 5
+    return (day + _THURSDAY) % 7 >= 5
 
 
 def _at(edges: Floats, reached: Floats, when: Floats) -> Floats:
