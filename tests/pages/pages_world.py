@@ -33,7 +33,7 @@ T = TypeVar("T")
 WAIT_S: Final = 30.0
 MINUTE_US: Final = 60_000_000
 HOUR_US: Final = 60 * MINUTE_US
-RESEARCH, SALES, HOME = "research", "sales", "home-ana"
+RESEARCH, SALES, HOME, BULK = "research", "sales", "home-ana", "home-bulk"
 BASE: Final = "http://10.0.0.5:8000"
 MODELS: Final = (
     GatewayModel(
@@ -91,7 +91,7 @@ class PagesWorld:
         self._thread.start()
         self.run(self._start())
         self.data = World("sqlite", str(Path(self.settings.state_dir) / "store.sqlite3"))
-        for name, kind in ((RESEARCH, "team"), (SALES, "team"), (HOME, "personal")):
+        for name, kind in ((RESEARCH, "team"), (SALES, "team"), (HOME, "personal"), (BULK, "personal")):
             self.run(self.service.door.store.keys.create_workspace(f"ws_{name}", name, kind))  # type: ignore[arg-type]
         for name, role, workspace in (
             ("ana", "platform_admin", RESEARCH),
@@ -101,6 +101,7 @@ class PagesWorld:
             ("pipeline", "member", RESEARCH),
             ("crm", "member", SALES),
             ("hobby", "member", HOME),
+            ("bulk", "member", BULK),
         ):
             self.keys[name] = self.new_key(name, role, workspace)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages_world import EXAMPLE
 
+from frontend.batches.scheduling.outlook import Outlook
 from frontend.batches.scheduling.plain_words import in_words
 from frontend.batches.scheduling.settings_document import settings_document
 from frontend.batches.store.rows import SchedulingRow
@@ -18,7 +19,16 @@ from frontend.platform.pages.assets import Assets
 from frontend.platform.pages.rendering import Renderer
 from frontend.platform.pages.route_pages import in_a_form, preview_values
 from frontend.platform.pages.visits import read_fields, safe_next
-from frontend.platform.read_models import Deployment, LaneView, OpenInterval, PreviewView, Reading, RouteStatus
+from frontend.platform.read_models import (
+    BatchSummary,
+    BatchView,
+    Deployment,
+    LaneView,
+    OpenInterval,
+    PreviewView,
+    Reading,
+    RouteStatus,
+)
 
 READ = Reading(0, True, 3, 1, 913, None)
 DEPLOYMENT = Deployment("gpu-a", "llama-70b", "vllm", "", None, True)
@@ -208,3 +218,39 @@ def test_a_window_that_never_opens_is_said_before_it_is_saved() -> None:
     assert "This window never opens" in page("preview.html", **preview_values(preview, form, DEPLOYMENT, ""))
     always = preview_values(replace(preview, always=True), form, DEPLOYMENT, "")
     assert "At any time." in page("preview.html", **always)
+
+
+BATCH = BatchSummary(
+    id="batch_" + "a" * 32, workspace_id="ws_a", workspace_name="a", key_id="key_a", key_name="laptop", mine=True,
+    mode="gateway", endpoint="/v1/chat/completions", model="m", state="in_progress", status="in_progress", total=100,
+    completed=10, failed=0, error_code=None, completion_window_hours=24, retry_limit=0, created_at_us=0,
+    in_progress_at_us=0, finalizing_at_us=None, completed_at_us=None, cancel_requested_at_us=None,
+    expires_at_us=86_400_000_000, input_file_id="file-1", output_file_id=None, error_file_id=None, running_lines=0,
+    waiting_reason="outside_window", outlook=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outlook", "said"),
+    [
+        (Outlook(7200, 10_800, 86_400, False, 24, 500), ["in 1 h", "9 of 10 cases: in 2 h"]),
+        (Outlook(80_000, None, 86_400, True, 72, 500), ["could take much longer", "window of 72 h would hold"]),
+        (Outlook(None, None, 86_400, True, None, 500), ["Not foreseeable", "Not even the longest completion window"]),
+        (None, ["Not known yet"]),
+    ],
+)  # fmt: skip
+def test_a_batch_page_says_when_it_should_end(outlook: Outlook | None, said: list[str]) -> None:
+    view = BatchView(replace(BATCH, outlook=outlook), (), (), outlook)
+    html = page("batch_live.html", view=view, may_cancel=True, may_read_files=True, now_us=3_600_000_000, visit=None)
+    for text in said:
+        assert text in html
+    assert ("This batch may expire" in html) == (outlook is not None and outlook.at_risk)
+    ended = replace(BATCH, outlook=outlook, state="completed", status="completed", completed_at_us=7_200_000_000)
+    ended = replace(ended, waiting_reason=None)
+    over = page(
+        "batch_live.html", view=BatchView(ended, (), (), outlook), may_cancel=True, may_read_files=True,
+        now_us=7_300_000_000, visit=None,
+    )  # fmt: skip
+    assert "Took" in over
+    assert "This batch may expire" not in over
+    assert "Cancel…" not in over

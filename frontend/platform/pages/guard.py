@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from frontend.httpd.exchange import Exchange
+from frontend.openai.auth import Forbidden
 from frontend.openai.errors import ApiError
+from frontend.platform.callers import check_same_site
 
 COOKIE: Final = "ringserve_session"
 SECURE_COOKIE: Final = "__Host-" + COOKIE
@@ -70,16 +71,13 @@ def require_own_origin(exchange: Exchange, public_url: str = "") -> None:
     Raises:
         ApiError: 403.
     """
-    origin = exchange.headers.get(b"origin", b"").decode("latin-1")
-    own = public_url.rstrip("/").lower()
-    if own and origin.lower() == own:
-        return
-    host = exchange.headers.get(b"host", b"").decode("latin-1").lower()
-    if not origin or not host or _authority(origin) != host:
+    try:
+        check_same_site(exchange, public_url)
+    except Forbidden:
         raise ApiError(
             403, "This form was not sent from a page of this server, so nothing was changed. Open the page again here.",
             code="foreign_origin",
-        )  # fmt: skip
+        ) from None  # fmt: skip
 
 
 def is_secure(exchange: Exchange) -> bool:
@@ -87,13 +85,3 @@ def is_secure(exchange: Exchange) -> bool:
     if exchange.headers.get(b"origin", b"").startswith(b"https://"):
         return True
     return SECURE_COOKIE.encode() + b"=" in exchange.headers.get(b"cookie", b"")
-
-
-def _authority(origin: str) -> str:
-    """Return host and port of an origin; empty for ``null`` and anything odd."""
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return ""
-    plain = parts.scheme in ("http", "https") and not (parts.path or parts.query or parts.fragment)
-    return parts.netloc.lower() if plain and "@" not in parts.netloc else ""
