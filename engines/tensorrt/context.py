@@ -193,9 +193,17 @@ class ProfileContext:
             prepared.graph = self._device.capture(
                 self._rooms.shared.compute, prepared.work, reads=prepared.reads, writes=prepared.writes
             )
+            reason = "; ".join(prepared.outcome.errors)
         except CannotCapture as error:
+            reason = str(error)
+        if reason:
+            # The library may fail inside a capture that the driver then ends well: such a graph does nothing.
+            if prepared.graph is not None:
+                prepared.graph.close()
+                prepared.graph = None
+            prepared.outcome.errors.clear()
             self._captures = False
-            log.info("tensorrt.no_graph model=%s shapes=%s reason=%s", self._title, self._shapes_text(), error)
+            log.info("tensorrt.no_graph model=%s shapes=%s reason=%s", self._title, self._shapes_text(), reason)
 
     def _bind(self, prepared: _Prepared, region: Span, weights: Mapping[str, int], scratch: Span | None) -> None:
         """Set every address that differs from the last execution's."""

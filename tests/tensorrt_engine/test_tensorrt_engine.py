@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 import onnx_models
 from engines.base import Slot
 from engines.bundle.manifest import Manifest
-from engines.device.base import Capabilities
-from engines.device.errors import DeviceLost, OutOfDeviceMemory
+from engines.device.base import Capabilities, Graph, Span, Stream, Work
+from engines.device.errors import CannotCapture, DeviceLost, OutOfDeviceMemory
 from engines.errors import EngineFailed, NotReady
 from engines.probe import resolve
 from engines.staging import aligned_zeros
@@ -98,6 +99,33 @@ def test_graph_replays_answer_like_plain_launches(tmp_path: Path) -> None:
         model.close()
         engine.close()
     np.testing.assert_array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_model_that_cannot_be_captured_is_launched_plainly(
+    engine: FakeTensorRT,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raises: bool,
+) -> None:
+    """A GPU runs the work while it captures; the library may refuse then, and the driver still makes a graph."""
+    caplog.set_level(logging.INFO, "engines.tensorrt")
+    capture = engine.device.capture
+
+    def refused(stream: Stream, work: Work, *, reads: Sequence[Span], writes: Sequence[Span]) -> Graph:
+        work()
+        if raises:
+            raise CannotCapture("the stream is not capturable")
+        return capture(stream, work, reads=reads, writes=writes)
+
+    monkeypatch.setattr(engine.device, "capture", refused)
+    model = opened(engine, WIDE, onnx_models.mlp(tmp_path / "m", layers=2, width=WIDTH))
+    for seed in range(5):
+        np.testing.assert_array_equal(executed(model.executable(0, 4), rows_of(seed)), model.run([rows_of(seed)])[0])
+    reason = "the stream is not capturable" if raises else "work is enqueued outside the device's launch"
+    assert re.search(rf"tensorrt\.no_graph model=m shapes=INPUT \[4, 32\] reason=.*{reason}", caplog.text)
+    model.close()
 
 
 def test_graphs_and_addresses_follow_weights_that_move(engine: FakeTensorRT, tmp_path: Path) -> None:
