@@ -6,11 +6,14 @@ import asyncio
 import hashlib
 import hmac
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+import trustme
 from aiohttp import web
 
 from frontend.batches.scheduling import webhook as webhook_file
@@ -49,15 +52,21 @@ class Receiver:
 
 @asynccontextmanager
 async def receiving(receiver: Receiver) -> AsyncIterator[Receiver]:
+    async with _served(receiver, None):
+        yield receiver
+
+
+@asynccontextmanager
+async def _served(receiver: Receiver, context: ssl.SSLContext | None) -> AsyncIterator[None]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", receiver.answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
     receiver.port = runner.addresses[0][1]
     try:
-        yield receiver
+        yield
     finally:
         receiver.over.set()
         await runner.cleanup()
@@ -204,3 +213,39 @@ def test_without_a_secret_nothing_is_sent_and_without_a_url_there_is_nothing() -
     with pytest.raises(NotApproved, match="HOOK"):
         open_webhook(WebhookSettings(url="https://hooks.example/x", secret_env="HOOK"), {}, development=False)
     assert open_webhook(WebhookSettings(), {}, development=False) is None
+
+
+@asynccontextmanager
+async def receiving_tls(receiver: Receiver, authority: trustme.CA, name: str) -> AsyncIterator[Receiver]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    async with _served(receiver, context):
+        yield receiver
+
+
+@pytest.mark.parametrize(("certified", "told"), [("hooks.example", True), ("other.example", False)])
+def test_a_pinned_name_must_prove_itself_over_tls(
+    certified: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+
+    async def scenario() -> None:
+        async with receiving_tls(Receiver(), authority, certified) as receiver:
+            url = f"https://hooks.example:{receiver.port}/in"
+            settings = WebhookSettings(url=url, addresses=("127.0.0.1",), secret_env="HOOK")
+            hook = open_webhook(settings, {"HOOK": "k"}, development=True)
+            assert hook is not None
+            await hook.start()
+            try:
+                if told:
+                    await hook.tell(INCIDENT, "opened", 1)
+                else:
+                    with pytest.raises(NotTold, match="cannot be reached"):
+                        await hook.tell(INCIDENT, "opened", 1)
+            finally:
+                await hook.close()
+            assert len(receiver.got) == int(told)
+
+    asyncio.run(scenario())

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -107,7 +108,13 @@ class Webhook:
         resolver = PinnedResolver()
         resolver.pin(self._target)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True),
+            connector=aiohttp.TCPConnector(
+                resolver=resolver,
+                use_dns_cache=False,
+                force_close=True,
+                # Read now, not when aiohttp was imported: an operator's SSL_CERT_FILE names the authorities to trust.
+                ssl=ssl.create_default_context(),
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
