@@ -51,12 +51,18 @@ class StoreViews:
     """Provides ``Views``."""
 
     def __init__(
-        self, store: Store, deployments: Deployments, default_max_concurrency: int, outlooks: Outlooks | None = None
+        self,
+        store: Store,
+        deployments: Deployments,
+        default_max_concurrency: int,
+        outlooks: Outlooks | None = None,
+        outlook_wait_s: float = OUTLOOK_WAIT_S,
     ) -> None:
         self._store = store
         self._deployments = deployments
         self._default_cap = default_max_concurrency
         self._outlooks = outlooks
+        self._outlook_wait_s = outlook_wait_s
 
     async def now_us(self) -> int:
         """See ``Views``."""
@@ -233,7 +239,7 @@ class StoreViews:
         if self._outlooks is None or not batch_ids:
             return {}
         try:
-            async with asyncio.timeout(OUTLOOK_WAIT_S):
+            async with asyncio.timeout(self._outlook_wait_s):
                 return await self._outlooks.all()
         except TimeoutError:
             return {}
