@@ -1,7 +1,7 @@
 """What the Batches API says of a batch's end: the ``forecast`` of an unfinished batch, and a warning in words.
 
 It is an extension of the batch object: clients that do not know the field pass it by. A forecast never costs an answer:
-what takes longer than ``PATIENCE_S``, or cannot be read now, is left out.
+what takes longer than ``PATIENCE_S``, or cannot be read now, is left out; so is one that nothing is known for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Prospects:
         except Exception:
             log.exception("batches.forecast_broke batch=%s", row.id)
             return None
-        return None if outlook is None else forecast_document(row, outlook)
+        return None if outlook is None or not outlook.measured_lines else forecast_document(row, outlook)
 
 
 def forecast_document(row: BatchRow, outlook: Outlook) -> dict[str, Any]:
