@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
 
+from frontend.batches.scheduling.alerts import AlertDuty
 from frontend.batches.scheduling.forecast import FRESH_S, MIN_LINES, STALE_S, Forecaster
 from frontend.batches.scheduling.outlook import Outlook, outlook_document
 from frontend.batches.store.route_rows import MinuteRow, RouteCap
 from frontend.batches.store.rows import SECOND_US, BatchRow, Demand, SchedulingRow
-from frontend.gateway_settings import BatchSettings
+from frontend.gateway_settings import AlertSettings, BatchSettings
 from store_world import World
 
 MINUTE_US = 60 * SECOND_US
@@ -246,3 +248,19 @@ def test_an_asker_that_goes_away_leaves_the_answer_to_others_and_closing_ends_al
         await made.close()
 
     world.run(scenario())
+
+
+def test_a_batch_at_risk_becomes_an_incident_that_names_the_window_it_needs(world: World) -> None:
+    measured(world)
+    batch = world.running_batch(world.workspace().id, 20_000)
+    waiting(world, batch, Demand("R", 20_000, None, True))
+    duty = AlertDuty(world.store, AlertSettings(), forecaster(world, route="R"))
+    world.run(duty.judge())
+    assert world.run(world.store.alerts.open_incidents()) == ()
+    world.run(duty.judge())
+    (incident,) = world.run(world.store.alerts.open_incidents())
+    details = json.loads(incident.details)
+    assert (incident.rule, incident.subject) == ("at_risk", batch.id)
+    assert details["suggested_completion_window"] == "48h"
+    assert details["eta_p90"] > details["expires_at"]
+    assert batch.created_at // SECOND_US + 48 * 3600 >= details["eta_p90"]
