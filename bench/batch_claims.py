@@ -18,11 +18,13 @@ import asyncio
 import datetime
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -62,18 +64,30 @@ def run_child(settings_file: Path, figures_file: Path) -> int:
     from frontend.batches.store.runner_ops import RunnerOps
 
     claims_ms: list[float] = []
+    answers: Counter[str] = Counter()
     plain = RunnerOps._claim
 
     async def timed(self: RunnerOps, runner_id: str, group: Any) -> Any:
         start = time.perf_counter()
         try:
-            return await plain(self, runner_id, group)
+            claimed = await plain(self, runner_id, group)
+            answers.update(one.value for batch in claimed for one in batch)
+            return claimed
         finally:
             claims_ms.append((time.perf_counter() - start) * 1e3)
 
     RunnerOps._claim = timed  # type: ignore[method-assign]
     status = run(msgspec.json.decode(settings_file.read_bytes(), type=BatchesSettings), None)
-    figures_file.write_text(json.dumps({"claims_ms": [round(one, 3) for one in claims_ms]}))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    figures_file.write_text(
+        json.dumps(
+            {
+                "claims_ms": [round(one, 3) for one in claims_ms],
+                "answers": answers,
+                "cpu_s": used.ru_utime + used.ru_stime,
+            }
+        )
+    )
     return status
 
 
@@ -295,12 +309,18 @@ async def measure(arguments: argparse.Namespace, directory: Path, url: str) -> d
         await store.close()
         await database.close()
     files = [directory / f"figures{number}.json" for number in range(arguments.processes)]
-    claims = sorted(one for file in files for one in json.loads(file.read_text())["claims_ms"])
+    told = [json.loads(file.read_text()) for file in files]
+    claims = sorted(one for figures in told for one in figures["claims_ms"])
+    answers = sum((Counter(figures["answers"]) for figures in told), Counter[str]())
     routes = stub.routes.values()
     assert sum(route.calls for route in routes) == arguments.batches * arguments.lines, "a line was lost or sent twice"
     assert max(route.most for route in routes) <= arguments.cap, "a cap was exceeded"
     return found | {
+        "runner_cpu_ms_per_line": round(
+            sum(figures["cpu_s"] for figures in told) * 1e3 / (arguments.batches * arguments.lines), 2
+        ),
         "claims": len(claims),
+        "lines_asked_per_line": round(answers.total() / answers["claimed"], 2),
         "claim_p50_ms": round(claims[len(claims) // 2], 2),
         "claim_p99_ms": round(claims[len(claims) * 99 // 100], 2),
         "claim_p999_ms": round(claims[len(claims) * 999 // 1000], 2),

@@ -69,31 +69,76 @@ def test_group_never_exceeds_the_cap_and_answers_every_line(scene: tuple[ClaimGr
 @settings(deadline=None)
 @given(scenes())
 def test_group_equals_single_claims_made_in_turn(scene: tuple[ClaimGroup, RouteView]) -> None:
+    """Every free slot goes to whoever is first; those of batches that did not ask are kept for them."""
     group, view = scene
     single = copy(view)
     decision = decide(group, view, {}, frozenset(), NOW)
-    for batch, line, stamp in decision.starts:
-        # Everyone in the group who still asks contends, as its own wait row would.
-        for other in group.batches:
-            left = [one for one in other.lines if (other.batch_id, one.line_no) not in started(decision, stamp)]
-            if left:
-                single.contenders.setdefault(
-                    other.batch_id, Contender(other.batch_id, other.workspace_id, NOW, None, 5)
-                )
-            else:
-                single.contenders.pop(other.batch_id, None)
+    left = {batch.batch_id: len(batch.lines) for batch in group.batches}
+    for batch in group.batches:
+        single.contenders.setdefault(batch.batch_id, Contender(batch.batch_id, batch.workspace_id, NOW, None, 5))
+    starts = iter(decision.starts)
+    stamp = max([NOW, *(turn + 1 for turn in turns_of(single))])
+    for _ in range(group.cap - single.running_total()):
+        if not any(left.values()):
+            break
         first = min(single.contenders.values(), key=lambda contender: fair_rank(contender, single))
-        assert first.batch_id == batch.batch_id
-        assert line.line_no == len([1 for b, _, at in decision.starts if b is batch and at < stamp])
-        single.take_turn(batch.workspace_id)
-        single.start(batch.workspace_id, batch.batch_id)
-        single.turns[batch.workspace_id] = first.last_claim_at = stamp
-    assert single.passes == view.passes
+        if first.batch_id in left:
+            batch, line, at = next(starts)
+            assert (batch.batch_id, at) == (first.batch_id, stamp)
+            assert line.line_no == len(batch.lines) - left[first.batch_id]
+            left[first.batch_id] -= 1
+            gone = not left[first.batch_id]
+        else:
+            first.waiting_lines -= 1
+            gone = not first.waiting_lines
+        single.take_turn(first.workspace_id)
+        single.start(first.workspace_id, first.batch_id)
+        single.turns[first.workspace_id] = first.last_claim_at = stamp
+        stamp += 1
+        if gone:
+            del single.contenders[first.batch_id]
+    assert next(starts, None) is None
     assert all(stamp > turn for _, _, stamp in decision.starts for turn in scene[1].turns.values() if turn < NOW)
 
 
-def started(decision: object, before: int) -> set[tuple[str, int]]:
-    return {(batch.batch_id, line.line_no) for batch, line, at in decision.starts if at < before}  # type: ignore[attr-defined]
+def turns_of(view: RouteView) -> list[int]:
+    times = [*view.turns.values(), *(one.last_claim_at for one in view.contenders.values())]
+    return [at for at in times if at is not None]
+
+
+@settings(deadline=None)
+@given(scenes(), st.data())
+def test_processes_that_ask_in_any_order_fill_every_slot(
+    scene: tuple[ClaimGroup, RouteView], data: st.DataObject
+) -> None:
+    """However the batches are spread over processes: as long as slots are free, a round of asking fills some."""
+    group, view = scene
+    batches = {batch.batch_id: batch for batch in group.batches}
+    lines = {name: list(batch.lines) for name, batch in batches.items()}
+    last: dict[str, int] = {}
+    process_of = {name: data.draw(st.integers(0, 2)) for name in batches}
+    free = max(0, group.cap - view.running_total())
+    view.contenders = {}
+    while free and any(lines.values()):
+        round_starts = 0
+        for process in data.draw(st.permutations(range(3))):
+            view.contenders = {
+                name: Contender(name, batches[name].workspace_id, 0, last.get(name), len(left))
+                for name, left in lines.items()
+                if left
+            }
+            mine = tuple(
+                ClaimBatch(name, batches[name].workspace_id, len(left), tuple(left))
+                for name, left in lines.items()
+                if left and process_of[name] == process
+            )
+            decision = decide(ClaimGroup("R", group.cap, mine), view, {}, frozenset(), NOW)
+            round_starts += len(decision.starts)
+            for batch, line, at in decision.starts:
+                lines[batch.batch_id].remove(line)
+                last[batch.batch_id] = at
+        assert 0 < round_starts <= free
+        free -= round_starts
 
 
 def test_stopped_batch_does_not_hold_the_turn() -> None:

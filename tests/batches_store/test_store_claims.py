@@ -92,7 +92,7 @@ def test_acceptance_3_eight_workers_share_three_workspaces_within_the_cap(world:
 
 
 def test_acceptance_4_fair_order_of_the_worked_example(world: World) -> None:
-    """Rule 44, one claim at a time, as three runners would ask."""
+    """Rule 44, one line at a time."""
     a, b = world.workspace("a"), world.workspace("b")
     batches = {
         "A1": world.running_batch(a.id, 6, batch_id="batch_a1"),
@@ -110,19 +110,27 @@ def test_acceptance_4_fair_order_of_the_worked_example(world: World) -> None:
             world.run(world.store.scheduling.publish_waits("r1", batch.id, demands, legitimate=True))
 
     def start_all() -> None:
-        """Everyone asks until nobody starts anything more."""
-        started = True
-        while started:
-            started = False
-            for name, batch in batches.items():
-                if given[name] == total[name]:
-                    continue
-                answers = world.claim(batch, [given[name]], cap=3, waiting=total[name] - given[name])
-                if answers == [CLAIMED]:
-                    starts.append(f"{name}.{given[name]}")
-                    given[name] += 1
-                    started = True
-                    publish()
+        """The runner asks for all its batches at once, one line each, until nothing more starts."""
+        while True:
+            asking = [name for name in batches if given[name] < total[name]]
+            group = ClaimGroup(
+                "R", 3,
+                tuple(
+                    ClaimBatch(
+                        batches[name].id, batches[name].workspace_id, total[name] - given[name],
+                        (ClaimLine(given[name], execution(batches[name], given[name])),),
+                    )
+                    for name in asking
+                ),
+                limit=1,
+            )  # fmt: skip
+            answers = world.run(world.store.runner.turn("r1", [], [group])).claimed[0]
+            claimed = [name for name, answer in zip(asking, answers, strict=True) if answer[0] is CLAIMED]
+            if not claimed:
+                return
+            starts.append(f"{claimed[0]}.{given[claimed[0]]}")
+            given[claimed[0]] += 1
+            publish()
 
     publish()
     start_all()
@@ -215,15 +223,29 @@ def test_another_processs_first_batch_is_waited_for_until_it_is_stale(world: Wor
     second = world.running_batch(world.workspace().id, 5, runner="r2")
     world.run(world.store.scheduling.publish_waits("r1", first.id, [Demand("R", 5, None, True)], legitimate=True))
     world.advance(1)
-    assert world.claim(second, [0], runner="r2") == [WAIT]
+    assert world.claim(second, [0], runner="r2", cap=1) == [WAIT]
     # Rule 38: gates that are closed for the first one must not hold the second.
     closed = [Demand("R", 5, "outside_window", False)]
     world.run(world.store.scheduling.publish_waits("r1", first.id, closed, legitimate=True))
-    assert world.claim(second, [0], runner="r2") == [CLAIMED]
+    assert world.claim(second, [0], runner="r2", cap=1) == [CLAIMED]
     world.run(world.store.scheduling.publish_waits("r1", first.id, [Demand("R", 5, None, True)], legitimate=True))
-    assert world.claim(second, [1], runner="r2") == [WAIT]
+    assert world.claim(second, [1], runner="r2", cap=2) == [WAIT]
     world.advance(11)
-    assert world.claim(second, [1], runner="r2") == [CLAIMED]
+    assert world.claim(second, [1], runner="r2", cap=2) == [CLAIMED]
+
+
+def test_slots_beyond_those_of_another_processs_turns_are_not_held_up(world: World) -> None:
+    """Rule 41 over all free slots: three of four are the first batch's, in its absence; the fourth is not."""
+    first = world.running_batch(world.workspace("a").id, 9, runner="r1")
+    second = world.running_batch(first.workspace_id, 9, runner="r2")
+    third = world.running_batch(world.workspace("b").id, 9, runner="r2")
+    for batch, runner in ((first, "r1"), (second, "r2")):
+        world.run(world.store.scheduling.publish_waits(runner, batch.id, [Demand("R", 9, None, True)], legitimate=True))
+    world.advance(1)
+    assert world.claim(third, [0, 1, 2], runner="r2", cap=3, waiting=3) == [CLAIMED, WAIT, WAIT]
+    assert world.claim(third, [1, 2], runner="r2", cap=4, waiting=2) == [CLAIMED, WAIT]
+    assert world.claim(first, [0, 1], runner="r1", cap=4, waiting=9) == [CLAIMED, WAIT]
+    assert world.claim(second, [0, 1], runner="r2", cap=4, waiting=9) == [CLAIMED, FULL]
 
 
 def test_retry_is_counted_and_only_as_expected(world: World) -> None:

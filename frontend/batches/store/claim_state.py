@@ -12,14 +12,15 @@ their greatest common divisor, so that equal ones, whatever they are, give exact
       nobody pays long for lines that it was given while the others could not start any.
 
 A group of claims is decided as if each asked when its turn came. A batch that asks for no more in this group stops
-contending within it; a batch of another process keeps its turn, so everyone behind it is told to wait.
+contending within it. A batch of another process keeps its turn and the slot that comes with it, but holds up nobody
+whose turn would still come with the slots that are left.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, ClaimResult
@@ -112,6 +113,20 @@ class RouteView:
         self.running[place] = self.running.get(place, 0) + 1
         self.running_of_workspace[workspace_id] = self.running_of_workspace.get(workspace_id, 0) + 1
 
+    def serve(self, batch_id: str, stamp_us: int) -> int:
+        """Let a waiting batch start one line; return how many it still waits with."""
+        contender = self.contenders[batch_id]
+        self.take_turn(contender.workspace_id)
+        self.start(contender.workspace_id, batch_id)
+        self.turns[contender.workspace_id] = contender.last_claim_at = stamp_us
+        contender.waiting_lines -= 1
+        return contender.waiting_lines
+
+    def copy(self) -> RouteView:
+        """Return a view that goes its own way from here."""
+        contenders = {batch_id: replace(contender) for batch_id, contender in self.contenders.items()}
+        return RouteView(dict(self.running), contenders, dict(self.turns), self.weights, dict(self.passes))
+
 
 @dataclass(frozen=True, slots=True)
 class Existing:
@@ -145,7 +160,6 @@ def decide(
     """
     decision = Decision({})
     asks: dict[str, list[int]] = {}
-    batches = {batch.batch_id: batch for batch in group.batches}
     for batch in group.batches:
         start = ClaimResult.STOPPED if batch.batch_id in stopped else ClaimResult.WAIT
         answers = decision.answers[batch.batch_id] = [start] * len(batch.lines)
@@ -159,30 +173,41 @@ def decide(
             _contend(view, batch, now_us)
         else:
             view.contenders.pop(batch.batch_id, None)
-    stamp_us = _after_last_claim(view, now_us)
-    running = view.running_total()
-    most = min(group.cap, running + group.limit)
-    while running < most and view.contenders and any(asks.values()):
-        first = view.contenders[fair_first(view)]
-        pending = asks.get(first.batch_id)
-        if pending is None:
-            break
-        batch, position = batches[first.batch_id], pending.pop(0)
-        decision.answers[batch.batch_id][position] = ClaimResult.CLAIMED
-        decision.starts.append((batch, batch.lines[position], stamp_us))
-        view.take_turn(batch.workspace_id)
-        view.start(batch.workspace_id, batch.batch_id)
-        view.turns[batch.workspace_id] = first.last_claim_at = stamp_us
-        first.waiting_lines -= 1
-        stamp_us += 1
-        running += 1
-        if not pending:
-            del view.contenders[first.batch_id]
-    if running >= group.cap:
+    _hand_out(group, view, asks, decision, _after_last_claim(view, now_us))
+    if view.running_total() >= group.cap:
         for batch_id, left in asks.items():
             for position in left:
                 decision.answers[batch_id][position] = ClaimResult.FULL
     return decision
+
+
+def _hand_out(
+    group: ClaimGroup, view: RouteView, asks: dict[str, list[int]], decision: Decision, stamp_us: int
+) -> None:
+    """Give the free slots away in the fair order; those of batches that did not ask stay free for them."""
+    batches = {batch.batch_id: batch for batch in group.batches}
+    ahead = view
+    free = group.cap - view.running_total()
+    while free > 0 and len(decision.starts) < group.limit and any(asks.values()):
+        batch_id = fair_first(ahead)
+        pending = asks.get(batch_id)
+        if pending is None:
+            ahead = ahead if ahead is not view else view.copy()
+            left = ahead.serve(batch_id, stamp_us)
+        else:
+            batch, position = batches[batch_id], pending.pop(0)
+            decision.answers[batch_id][position] = ClaimResult.CLAIMED
+            decision.starts.append((batch, batch.lines[position], stamp_us))
+            view.serve(batch_id, stamp_us)
+            if ahead is not view:
+                ahead.serve(batch_id, stamp_us)
+            left = len(pending)
+        if left <= 0:
+            del ahead.contenders[batch_id]
+            if pending is not None:
+                view.contenders.pop(batch_id, None)
+        stamp_us += 1
+        free -= 1
 
 
 def fair_first(view: RouteView) -> str:
