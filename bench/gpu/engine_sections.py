@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,9 @@ def array_engine(world: World) -> None:
     """Every kind of model on the device against numpy."""
     with world.engine() as (_, engine):
         for name, path, wanted in models(world):
-            model, reference = opened(engine, path, wanted), ArrayEngine().open(wanted, path)
-            compare(world, name, model, reference, wanted)
-            latency(world, name, model, wanted)
-            model.close()
-            reference.close()
+            with closing(opened(engine, path, wanted)) as model, closing(ArrayEngine().open(wanted, path)) as reference:
+                compare(world, name, model, reference, wanted)
+                latency(world, name, model, wanted)
         graphs_of_engine(world, engine)
 
 
@@ -144,11 +143,11 @@ def graphs_of_engine(world: World, engine: Any) -> None:
             model = opened(engine, path, wanted)
         finally:
             world.device.capabilities = capabilities  # type: ignore[misc]
-        executable = model.executable(0, 8)
-        answers.append([run(executable, inputs)[0] for _ in range(RUNS)][-1])
-        took_us = wall_s(lambda executable=executable: run(executable, inputs), 30) * 1e6  # type: ignore[misc]
-        world.report.figure(f"affine, batch 8, {'graph' if with_graphs else 'plain launches'}", took_us, "us")
-        model.close()
+        with closing(model):
+            executable = model.executable(0, 8)
+            answers.append([run(executable, inputs)[0] for _ in range(RUNS)][-1])
+            took_us = wall_s(lambda executable=executable: run(executable, inputs), 30) * 1e6  # type: ignore[misc]
+            world.report.figure(f"affine, batch 8, {'graph' if with_graphs else 'plain launches'}", took_us, "us")
     world.report.check("graphs and plain launches agree bit by bit", np.array_equal(answers[0], answers[1]))
 
 
@@ -165,27 +164,9 @@ def loads(world: World) -> None:
 def cycle(world: World, title: str, shared: SharedDevice, engine: Any, path: Path, wanted: Manifest) -> None:
     """Load and evict one model, then open and close it."""
     report, device = world.report, world.device
-    model = opened(engine, path, wanted)
-    executable = model.executable(0, 8)
-    inputs = draw(world, executable)
-    expected = run(executable, inputs)[0]
-    free, right, times = device.memory().free_bytes, True, []
-    for _ in range(world.cycles):
-        model.unload_device()
-        began = time.perf_counter()
-        model.load_device()
-        device.synchronize()
-        times.append(time.perf_counter() - began)
-        right &= np.array_equal(run(executable, inputs)[0], expected)
-    report.check(f"{title}: {world.cycles} loads and evictions leave the answers as they were", right)
-    drift = free - device.memory().free_bytes
+    with closing(opened(engine, path, wanted)) as model:
+        load_and_evict(world, title, shared, model)
     slack = MEMORY_SLACK_BYTES if report.is_gpu else 0
-    report.check(f"{title}: no memory drifts away", drift <= slack, f"{drift} bytes")
-    size = model.footprint.weights_bytes
-    load_s = float(np.median(times))
-    report.figure(f"{title}: one load", load_s * 1e3, "ms", f"{size / 1e6:.0f} MB, {size / load_s / 1e9:.1f} GB/s")
-    report.check(f"{title}: the arena counts the model's weights", shared.arena.memory().used_bytes >= size)
-    model.close()
     before = device.memory().free_bytes
     for _ in range(3):
         opened(engine, path, wanted).close()
@@ -197,31 +178,69 @@ def cycle(world: World, title: str, shared: SharedDevice, engine: Any, path: Pat
     )
 
 
-def tensorrt(world: World) -> None:
-    """The same with TensorRT, weights outside the plan and inside."""
-    from engines.tensorrt.builder import BuildOptions
-    from engines.tensorrt.engine import TensorRTEngine
-    from engines.tensorrt.names import Api
-    from engines.tensorrt.plan_cache import PlanCache
-    from engines.tensorrt.planning import Planner
+def load_and_evict(world: World, title: str, shared: SharedDevice, model: Any) -> None:
+    """Do it again and again, and look at answers and memory."""
+    report, device = world.report, world.device
+    executable = model.executable(0, 8)
+    inputs = draw(world, executable)
+    expected = run(executable, inputs)[0]
+    free, right, times = device.memory().free_bytes, True, []
+    for _ in range(world.cycles):
+        model.unload()
+        began = time.perf_counter()
+        model.load()
+        device.synchronize()
+        times.append(time.perf_counter() - began)
+        right &= np.array_equal(run(executable, inputs)[0], expected)
+    report.check(f"{title}: {world.cycles} loads and evictions leave the answers as they were", right)
+    drift = free - device.memory().free_bytes
+    slack = MEMORY_SLACK_BYTES if report.is_gpu else 0
+    report.check(f"{title}: no memory drifts away", drift <= slack, f"{drift} bytes")
+    size = shared.arena.memory().used_bytes
+    load_s = float(np.median(times))
+    report.figure(f"{title}: one load", load_s * 1e3, "ms", f"{size / 1e6:.0f} MB, {size / load_s / 1e9:.1f} GB/s")
+    report.check(f"{title}: the arena holds the model's weights", 0 < size <= model.footprint.weights_bytes)
 
-    report = world.report
-    if not report.is_gpu:
-        report.left_out("TensorRT", "there is no GPU")
+
+def tensorrt(world: World) -> None:
+    """The same with TensorRT where it is installed."""
+    from engines.tensorrt.names import Api
+
+    if not world.report.is_gpu:
+        world.report.left_out("TensorRT", "there is no GPU")
         return
     try:
         api = Api.load()
     except NotReady as error:
-        report.left_out("TensorRT", str(error))
+        world.report.left_out("TensorRT", str(error))
         return
+    tensorrt_with(world, api)
 
+
+def tensorrt_with(world: World, api: Any) -> None:
+    """Weights outside the plan and inside: answers, latency, loads; ``api`` is the library behind its seam."""
+    from engines.tensorrt.builder import BuildOptions
+    from engines.tensorrt.engine import TensorRTEngine
+    from engines.tensorrt.network import ModelFile
+    from engines.tensorrt.plan_cache import PlanCache
+    from engines.tensorrt.planning import Planner
+    from engines.tensorrt.profiles import profiles_of
+
+    class Inside(Planner):
+        """Bakes the weights into the plan."""
+
+        def plan(self, name: str, manifest: Manifest, model_file: Path, device_key: str, *, anew: bool = False) -> Any:
+            network, profiles = ModelFile(model_file, manifest).inside(), profiles_of(manifest)
+            return self._inside(name, network, profiles, device_key, "asked for", anew, model_file), {}
+
+    report = world.report
     report.facts["tensorrt"] = f"{api.name} {api.version}"
     options = BuildOptions.of("f32")
     _, path, wanted = models(world)[1]
     reference = ArrayEngine().open(wanted, path)
     for title, planner in (
         ("TensorRT, weights outside", Planner(api, PlanCache(None), options)),
-        ("TensorRT, weights inside", Planner(api, PlanCache(None), options, outside=False)),
+        ("TensorRT, weights inside", Inside(api, PlanCache(None), options)),
     ):
         if world.late:
             report.left_out(title, "out of time")
@@ -232,11 +251,10 @@ def tensorrt(world: World) -> None:
         engine.start()
         try:
             began = time.perf_counter()
-            model = opened(engine, path, wanted)
-            report.figure(f"{title}: build, load and probe", time.perf_counter() - began, "s")
-            compare(world, title, model, reference, wanted)
-            latency(world, title, model, wanted)
-            model.close()
+            with closing(opened(engine, path, wanted)) as model:
+                report.figure(f"{title}: build, load and probe", time.perf_counter() - began, "s")
+                compare(world, title, model, reference, wanted)
+                latency(world, title, model, wanted)
             if "outside" in title:
                 cycle(world, title, shared, engine, path, wanted)
         finally:

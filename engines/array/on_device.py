@@ -96,9 +96,9 @@ class DeviceArrayModel:
             OutOfDeviceMemory: the arena has no room for them.
         """
         self._weights.start(self._interpreter.weights())
-        self.load_device()
+        self.load()
 
-    def load_device(self) -> None:
+    def load(self) -> None:
         """Enqueue the copy of the weights to the device; the running batch goes on meanwhile.
 
         If the arena has room only in pieces, it is compacted first, which waits for what runs.
@@ -116,7 +116,7 @@ class DeviceArrayModel:
                 self._shared.compact(self._weights.size_bytes)
                 self._weights.load()
 
-    def unload_device(self) -> None:
+    def unload(self) -> None:
         """Free the weights' device memory; none of the model's executions may be in flight."""
         self._weights.unload()
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.gpu import check
+from bench.gpu import check, engine_sections
+from bench.gpu.report import Report
 from bench.gpu.world import World
 from engines.device.base import Span
+from engines.device.host import HostDevice
+from tensorrt_fake.library import World as FakeWorld
+from tensorrt_fake.library import fake_api
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +66,16 @@ def test_a_machine_without_a_gpu_is_told_which_piece_is_missing(monkeypatch: pyt
     assert device.name == "host"
     assert "CuPy does not load" in reason
     device.close()
+
+
+def test_tensorrt_section_runs_on_the_strict_fake(tmp_path: Path) -> None:
+    device = HostDevice()
+    report = Report("host", False, 3)
+    world = World(device, report, np.random.default_rng(3), 1 << 18, 4 << 20, 3, tmp_path, time.monotonic() + 600)
+    engine_sections.tensorrt_with(world, fake_api("11.4", FakeWorld(device)))
+    device.close()
+    assert not report.failed
+    told = {row.what for row in report.rows}
+    for title in ("TensorRT, weights outside", "TensorRT, weights inside"):
+        assert f"{title}: equal to numpy on fresh inputs" in told
+    assert "TensorRT, weights outside: no memory drifts away" in told

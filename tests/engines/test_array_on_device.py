@@ -144,12 +144,12 @@ def test_weights_are_loaded_and_unloaded_and_leave_nothing(engine: HostDeviceArr
     expected = execute(model.executable(0, 4), rows)
     free = engine.device.memory().free_bytes
     for _ in range(10):
-        model.unload_device()
-        model.unload_device()
+        model.unload()
+        model.unload()
         assert not model.resident
         assert engine.shared.arena.memory().used_bytes == 0
-        model.load_device()
-        model.load_device()
+        model.load()
+        model.load()
         assert model.resident
         for _ in range(2):
             np.testing.assert_array_equal(execute(model.executable(0, 4), rows), expected)
@@ -172,8 +172,8 @@ def test_loading_compacts_an_arena_with_room_in_pieces(tmp_path: Path) -> None:
     rows = draw(0)
     expected = [execute(model.executable(0, 4), rows) for model in models]
     assert models[0].footprint.weights_bytes == slab_bytes
-    models[0].unload_device()
-    models[2].unload_device()
+    models[0].unload()
+    models[2].unload()
     large = manifest(["INPUT f32 n 32"], ["OUTPUT f32 n 32"], (1, 4))
     # Runs on the device while the arena is compacted under it.
     running = models[3].executable(0, 4)
@@ -188,9 +188,9 @@ def test_loading_compacts_an_arena_with_room_in_pieces(tmp_path: Path) -> None:
     for model, want in ((models[1], expected[1]), (models[3], expected[3])):
         np.testing.assert_array_equal(execute(model.executable(0, 4), rows), want)
     with pytest.raises(OutOfDeviceMemory, match="'m0'"):
-        models[0].load_device()
+        models[0].load()
     newcomer.close()
-    models[0].load_device()
+    models[0].load()
     np.testing.assert_array_equal(execute(models[0].executable(0, 4), rows), expected[0])
     for model in models:
         model.close()
@@ -326,14 +326,14 @@ def test_planted_mistakes_are_found(
         model = mlp(engine, tmp_path / "m")
         for _ in range(3):
             execute(model.executable(0, 4), draw(0))
-        model.unload_device()
-        model.load_device()
+        model.unload()
+        model.load()
         for _ in range(3):
             execute(model.executable(0, 4), draw(0))
         other = mlp(engine, tmp_path / "n", 1)
-        model.unload_device()
+        model.unload()
         engine.compact()
-        model.load_device()
+        model.load()
         for _ in range(3):
             execute(model.executable(0, 4), draw(0))
         model.close()
@@ -354,9 +354,9 @@ def test_the_same_life_without_a_mistake_leaves_no_finding(tmp_path: Path) -> No
     model, other = mlp(engine, tmp_path / "m"), mlp(engine, tmp_path / "n", 1)
     for _ in range(3):
         execute(model.executable(0, 4), draw(0))
-    model.unload_device()
+    model.unload()
     engine.compact()
-    model.load_device()
+    model.load()
     for _ in range(3):
         execute(model.executable(0, 4), draw(0))
     model.close()

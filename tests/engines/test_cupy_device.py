@@ -184,9 +184,9 @@ def test_array_engine_runs_over_it(shared: SharedDevice, tmp_path: Path) -> None
     for seed in range(4):
         rows = np.random.default_rng(seed).standard_normal((4, 16)).astype(np.float32)
         np.testing.assert_array_equal(execute(model, rows), model.run([rows])[0])
-    model.unload_device()
+    model.unload()
     shared.compact()
-    model.load_device()
+    model.load()
     np.testing.assert_array_equal(execute(model, rows), model.run([rows])[0])
     model.close()
 
