@@ -298,7 +298,7 @@ class PreviewView:
         intervals: the next ones, the one open now first.
         live_closed_percent: share of the last week's observed minutes whose most live calls reached the yield
             threshold; None without a threshold or without observations.
-        observed_minutes: what that share stands on.
+        observed_minutes: what that share stands on; 0 without a threshold.
     """
 
     words: InWords

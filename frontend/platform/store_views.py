@@ -105,8 +105,10 @@ class StoreViews:
         """See ``Views``."""
         settings = read_document(self._deployments, route_id, document, "")
         now_us = await self._store.now_us()
-        minutes = await self._store.explain.minutes(route_id, now_us - WEEK_US, now_us)
-        observed = [minute for minute in minutes if minute.observed_us > 0]
+        observed = []
+        if settings.yield_live_threshold is not None:
+            minutes = await self._store.explain.minutes(route_id, now_us - WEEK_US, now_us)
+            observed = [minute for minute in minutes if minute.observed_us > 0]
         intervals = next_intervals(settings, now_us if from_us is None else from_us)
         return PreviewView(
             words=in_words(settings),
