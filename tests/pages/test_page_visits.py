@@ -76,6 +76,7 @@ def test_signing_out_ends_a_copied_cookie_too(world: PagesWorld) -> None:
     assert (done.status, done.location) == (303, "/ui/sign-in?out=1")
     assert "Max-Age=0" in done.headers["Set-Cookie"]
     assert Visitor(world.port, copied).get("/ui/routes").status == 303
+    assert "You are signed out" in one.get(done.location).body
 
 
 def test_a_revoked_key_ends_its_sessions(world: PagesWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ class PagesApp:
     async def _sign_in(self, exchange: Exchange) -> Reply:
         query = read_fields(exchange.query)
         if exchange.method != "POST":
-            return self._sign_in_page(safe_next(first(query, "next")), "", 200)
+            return self._sign_in_page(safe_next(first(query, "next")), "", 200, ended="out" in query)
         form = self._form(exchange)
         after = safe_next(first(form, "next"))
         try:
@@ -194,8 +194,8 @@ class PagesApp:
         cookie = guard.set_cookie(value, self._sessions.left_s(token), secure=guard.is_secure(exchange))
         return Reply(b"", 303, ((b"Location", after.encode("ascii")), cookie))
 
-    def _sign_in_page(self, after: str, message: str, status: int) -> Reply:
-        return self._renderer.page("sign_in.html", None, http_status=status, after=after, message=message)
+    def _sign_in_page(self, after: str, message: str, status: int, *, ended: bool = False) -> Reply:
+        return self._renderer.page("sign_in.html", None, http_status=status, after=after, message=message, ended=ended)
 
     def _sign_out(self, visit: Visit) -> Reply:
         _allow(visit.exchange, "POST")
