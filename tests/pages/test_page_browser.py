@@ -188,6 +188,21 @@ def test_what_is_open_and_where_the_keyboard_is_survive_an_update(
     assert not admin.has("details.menu[open]")
 
 
+def test_text_that_somebody_marks_is_not_replaced(admin: Chromium, world: PagesWorld) -> None:
+    world.signal("cloud", None, 1)
+    admin.open(f"{world.url}/routes/cloud")
+    admin.script("getSelection().selectAllChildren(document.querySelector('#live .value')); window.asked = 0;")
+    admin.script(
+        "const ask = window.fetch;"
+        "window.fetch = async (...all) => { const got = await ask(...all); window.asked += 1; return got; };"
+    )
+    world.signal("cloud", "server_busy", 5)
+    admin.wait(lambda: admin.script("return window.asked") > 1)
+    assert "Server busy" not in admin.text("#live")
+    admin.script("getSelection().removeAllRanges()")
+    admin.wait(lambda: "Server busy" in admin.text("#live"))
+
+
 def test_whoever_is_signed_out_elsewhere_is_told(admin: Chromium, world: PagesWorld) -> None:
     admin.open(f"{world.url}/routes")
     admin.driver.delete_all_cookies()

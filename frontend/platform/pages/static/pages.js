@@ -38,6 +38,12 @@ function replacePart(part, html) {
   }
 }
 
+// Whoever marks text to copy it must not lose it to an update.
+function isSelecting(part) {
+  const marked = document.getSelection();
+  return marked && !marked.isCollapsed && part.contains(marked.anchorNode);
+}
+
 function pathTo(root, node) {
   const path = [];
   for (; node !== root; node = node.parentElement) path.unshift([...node.parentElement.children].indexOf(node));
@@ -119,8 +125,10 @@ class LivePart {
       }
       if (!answer.ok) throw new Error(String(answer.status));
       const html = await answer.text();
-      if (html !== this.last) replacePart(this.part, html);
-      this.last = html;
+      if (html !== this.last && !isSelecting(this.part)) {
+        replacePart(this.part, html);
+        this.last = html;
+      }
       this.failures = 0;
       trouble("");
       announce(this.part);
