@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -50,7 +49,7 @@ def open_device(index: int) -> CupyDevice:
         DeviceMissing: something is not there; says what, and how to get it.
     """
     try:
-        cupy = importlib.import_module("cupy")
+        import cupy
     except Exception as error:
         # Not only ImportError: a library that CuPy preloads may raise what it likes.
         raise DeviceMissing(f"the library CuPy does not load: {error}; {INSTALL}") from error

@@ -13,7 +13,7 @@ from source_tree import ROOT, imports, shown, sources
 DEVICE_LIBRARIES = {"onnxruntime", "cupy", "tensorrt", "torch", "tensorrt_rtx"}
 ENGINE_FILES = {
     "onnxruntime": ("engines/onnxruntime",),
-    "cupy": ("engines/array/", "engines/tensorrt/"),
+    "cupy": ("engines/device/cupy_device",),
     "tensorrt": ("engines/tensorrt/",),
     "tensorrt_rtx": ("engines/tensorrt/",),
     "torch": (),
