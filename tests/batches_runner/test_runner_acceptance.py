@@ -159,7 +159,14 @@ def test_acceptance_4_fair_order(runners: RunnerWorld) -> None:
 
 def test_acceptance_5_no_starvation(runners: RunnerWorld) -> None:
     async def scenario() -> None:
-        executor = StubExecutor(lambda text, nth: after(0.03, ok(text)))
+        waits = asyncio.Event()
+
+        async def answer(text: str) -> UpstreamAnswer:
+            # The first line runs until the other workspace's batch waits for the same route.
+            await waits.wait()
+            return ok(text)
+
+        executor = StubExecutor(lambda text, nth: answer(text))
         await runners.cap("R", 1)
         first_workspace, first_key = await runners.workspace("a")
         second_workspace, second_key = await runners.workspace("b")
@@ -167,6 +174,8 @@ def test_acceptance_5_no_starvation(runners: RunnerWorld) -> None:
         async with runners.running(executor):
             await executor.until(1)
             second = await runners.batch(others(2), workspace=second_workspace, key=second_key)
+            await runners.until_waiting(second, "R", (2, "concurrency", True))
+            waits.set()
             await runners.ended(second)
             await runners.ended(first)
         assert {"b0", "b1"} <= set(executor.texts[:5])
