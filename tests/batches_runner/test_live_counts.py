@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from frontend.gateway_settings import GatewayModel, GatewaySettings, RouteSettin
 from frontend.openai.calls import UpstreamAnswer
 from frontend.openai.routes import Lease, Routes
 from gated_world import GatedWorld, until
-from runner_world import RunnerWorld, StubExecutor, line, ok
+from runner_world import END_S, QUICK, RunnerWorld, StubExecutor, line, ok
 
 ROUTE = RouteSettings(id="R", kind="vllm", endpoint="http://10.0.0.5:8000/v1", addresses=("10.0.0.5",))
 SETTINGS = GatewaySettings(models=(GatewayModel(name="m", routes=(ROUTE,)),))
@@ -131,6 +132,32 @@ def test_rule_33_overshoot_is_what_had_passed_its_gates(gated: GatedWorld, cap: 
     runners.world.run(scenario())
 
 
+def test_room_that_one_process_leaves_is_taken_by_another_at_once(gated: GatedWorld) -> None:
+    if gated.runners.world.kind == "sqlite":
+        # One process runs batches there.
+        return
+    other = gated.runners.world.open()
+
+    async def scenario() -> None:
+        runners = gated.runners
+        executor = StubExecutor()
+        # Nobody looks again by himself in this test's time.
+        times = replace(QUICK, pass_s=END_S)
+        options = {"default_cap": 1, "times": times}
+        first, first_key = await runners.workspace("a")
+        second, second_key = await runners.workspace("b")
+        async with gated.running(executor, **options), gated.running(executor, store=other, **options):
+            batches = [
+                await runners.batch([line(i, text=f"{key}{i}") for i in range(8)], workspace=workspace, key=key)
+                for workspace, key in ((first, first_key), (second, second_key)) * 2
+            ]
+            for batch in batches:
+                assert (await runners.ended(batch)).batch.request_completed == 8
+        assert executor.most == 1
+
+    gated.runners.world.run(scenario())
+
+
 def value(watch: RouteWatch, name: str, **labels: str) -> float | None:
     found = [one.value for one in watch.series() if one.name == name and labels.items() <= one.labels.items()]
     assert len(found) <= 1
@@ -138,23 +165,28 @@ def value(watch: RouteWatch, name: str, **labels: str) -> float | None:
 
 
 def test_rule_83_one_process_tells_the_figures_of_all(gated: GatedWorld) -> None:
+    stores = [gated.store]
+    if gated.runners.world.kind == "postgresql":
+        stores.append(gated.runners.world.open())
+
     async def scenario() -> None:
         runners = gated.runners
         executor = StubExecutor(routes={"m": "R", "n": "S"})
         for route in "RS":
             await gated.store.scheduling.put_settings(SchedulingRow(route, yield_live_threshold=1), None)
         gated.frontend.set_live("R", 1)
-        async with gated.running(executor) as (_, one), gated.running(executor) as (_, two):
+        async with AsyncExitStack() as stack:
+            watches = [(await stack.enter_async_context(gated.running(executor, store=store)))[1] for store in stores]
             await runners.batch([line(i) for i in range(3)])
             batch = await runners.batch([line(i) for i in range(2)])
             await runners.until_waiting(batch, "R", (2, "live_traffic", False))
 
             async def told() -> bool:
-                values = [value(w, "gateway_batch_route_lines", provider="vllm", state="waiting") for w in (one, two)]
-                return sorted(values, key=str) == [5.0, None]
+                values = [value(w, "gateway_batch_route_lines", provider="vllm", state="waiting") for w in watches]
+                return sorted(values, key=str) == [5.0, None][: len(stores)]
 
             await until("one of them tells", told)
-            (teller,) = [watch for watch in (one, two) if watch.figures.exports]
+            (teller,) = [watch for watch in watches if watch.figures.exports]
             reasons = {name: value(teller, "gateway_batch_paused_routes", reason=name) for name in Reason}
             assert reasons == {name: float(name is Reason.LIVE_TRAFFIC) for name in Reason}
             for kind in ("vllm", "openai_compatible", "openai", "local"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -137,6 +139,16 @@ def test_routes_without_room_count_for_every_such_route(tmp_path: Path) -> None:
         assert reader.live("x" * 500) == 5
 
 
+def test_room_that_is_left_is_told_to_all(tmp_path: Path) -> None:
+    with opened(tmp_path) as one, opened(tmp_path) as other:
+        assert other.freed("a") == 0
+        one.add_freed("a")
+        one.set_live("a", 3)
+        other.add_freed("a")
+        one.add_freed("b")
+        assert (one.freed("a"), other.freed("a"), other.freed("b"), other.live("a")) == (2, 2, 1, 3)
+
+
 def test_call_times_never_run_backwards(tmp_path: Path) -> None:
     with opened(tmp_path) as reader:
         with opened(tmp_path) as first:
@@ -193,3 +205,17 @@ def test_a_full_table_says_so(tmp_path: Path) -> None:
             stack.enter_context(opened(tmp_path))
         with pytest.raises(NoLiveTable, match="room for 128 processes"):
             LiveTable(tmp_path, 1).start()
+
+
+def test_a_file_system_without_such_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    table = LiveTable(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "fcntl", refuse)
+        with pytest.raises(NoLiveTable, match="No locks available"):
+            table.start()
+    assert not table.is_open
+    table.start()
+    table.close()

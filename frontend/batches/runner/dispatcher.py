@@ -80,6 +80,8 @@ class Dispatcher:
         )  # fmt: skip
         self._jobs: list[Job] = []
         self._resting: dict[str, int] = {}
+        self._freed: set[str] = set()
+        """Routes that others left room on since this turn was asked for: a refusal may be out of date already."""
         self._turns = 0
         self._wake = asyncio.Event()
         self._draining = False
@@ -99,6 +101,12 @@ class Dispatcher:
     def wake(self) -> None:
         """Look again at once: something that lines wait for has changed."""
         self._wake.set()
+
+    def freed(self, route: str) -> None:
+        """Ask for a route again at once: another process has left room there."""
+        self._freed.add(route)
+        self._resting.pop(route, None)
+        self.wake()
 
     def drain(self) -> None:
         """Start nothing more; every job is over once its running lines have ended."""
@@ -128,6 +136,8 @@ class Dispatcher:
                 if ends or asked.groups:
                     result = await self._turn([end.line for end in ends], asked.groups)
                     self._apply_ends(ends, result.finished)
+                    for route in {end.execution.route for end in ends}:
+                        self._observer.freed(route)
                     self._apply_claims(asked, result.claimed)
                 else:
                     await self._rest(now_ns)
@@ -167,6 +177,7 @@ class Dispatcher:
         if self._draining:
             return Round()
         self._turns += 1
+        self._freed.clear()
         for job in self._jobs:
             if job.stop is None and not job.lost:
                 self._plan(job, now_ns)
@@ -243,7 +254,7 @@ class Dispatcher:
                     self._lines.launch(job, executions)
                 if job.over:
                     job.changed.set()
-            if not begun:
+            if not begun and group.route_id not in self._freed:
                 # Nothing changes there until a line of the route ends, here or elsewhere.
                 self._resting[group.route_id] = rest_until_ns
 

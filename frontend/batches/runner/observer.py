@@ -16,6 +16,10 @@ class RouteObserver(Protocol):
         """A line has got 429 or 503."""
         ...
 
+    def freed(self, route_id: str) -> None:
+        """Lines of this process have ended in the store, so that there is room on the route."""
+        ...
+
     def running(self, route_id: str) -> int:
         """Return how many lines ran on a route when they were last counted, in all processes; 0 if nobody counts."""
         ...
@@ -28,6 +32,9 @@ class Unobserved:
         """Nobody wants to know."""
 
     def overload(self, route_id: str) -> None:
+        """Nobody wants to know."""
+
+    def freed(self, route_id: str) -> None:
         """Nobody wants to know."""
 
     def running(self, route_id: str) -> int:

@@ -129,6 +129,10 @@ class BatchRunner:
         """Look at once whether lines can start: something that they wait for has changed."""
         self._dispatcher.wake()
 
+    def freed(self, route_id: str) -> None:
+        """Ask for a route again at once: another process has left room there."""
+        self._dispatcher.freed(route_id)
+
     async def start(self) -> None:
         """Begin to run batches, or to wait for the right to."""
         await self._check.start()

@@ -92,6 +92,15 @@ class LiveCounts:
             return self.table.live(route_id)
         return self.table.live(route_id) + elsewhere.get(route_id, 0) + elsewhere.get(OTHERS, 0)
 
+    def add_freed(self, route_id: str) -> None:
+        """Batch lines of this process have left room on a route."""
+        if self.table.is_open:
+            self.table.add_freed(route_id)
+
+    def freed(self, route_id: str) -> int:
+        """Return a number that changes whenever a process of this machine has left room on a route."""
+        return self.table.freed(route_id) if self.table.is_open else 0
+
     def latency_counts(self, route_id: str) -> tuple[int, ...]:
         """See ``LiveLatencies``: live calls of this machine by their time to the first byte of the answer."""
         if not self.table.is_open:
@@ -140,5 +149,9 @@ class LiveCounts:
                     self._elsewhere = await self._store.processes.live_elsewhere(self.table.machine)
             except StoreUnavailable as error:
                 log.warning("batches.live_counts error=%s", error)
+                await asyncio.sleep(OPEN_RETRY_S)
+            except Exception:
+                # Whatever it is: without this, other machines would hear of nothing ever again.
+                log.exception("batches.live_counts_broke")
                 await asyncio.sleep(OPEN_RETRY_S)
             await asyncio.sleep(LOOK_S)

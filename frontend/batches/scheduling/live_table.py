@@ -1,5 +1,8 @@
 """Live calls per route of all gateway processes of one machine: a table in shared memory, without any lock on its way.
 
+It also tells the runners of the machine when one of them has left room on a route, so that none of them need ask for it
+again and again.
+
 Theory of operation
     One file of the run directory, mapped by every process. A process owns one slot; nobody else writes there. It holds
     the routes that the process has had live calls on, how many are under way on each, and how long those that ended
@@ -110,9 +113,13 @@ class LiveTable:
             raise NoLiveTable(f"cannot open {self._path}: {error.strerror}") from error
         try:
             self._map(fd)
-        except BaseException:
+        except (OSError, NoLiveTable) as error:
+            self._fd, self._mapping = -1, None
             os.close(fd)
-            raise
+            if isinstance(error, NoLiveTable):
+                raise
+            # As where the file system knows no such locks.
+            raise NoLiveTable(f"cannot use {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Give the slot back: what it counted no longer counts; idempotent."""
@@ -148,6 +155,10 @@ class LiveTable:
         at = self._latency_word(self._slot, entry) + bucket
         self._halves[at] = (self._halves[at] + 1) & 0xFFFF_FFFF
 
+    def add_freed(self, route_id: str) -> None:
+        """Tell the other processes that batch lines of this one have left room on a route."""
+        self._words[self._word(self._slot, self._own_entry(route_id)) + 1] += 1
+
     # Readers' side
 
     def live(self, route_id: str) -> int:
@@ -158,6 +169,10 @@ class LiveTable:
             if count and self._lives(slot):
                 total += count
         return total
+
+    def freed(self, route_id: str) -> int:
+        """Return a number that changes whenever batch lines of some process have left room on a route."""
+        return sum(self._words[self._word(slot, entry) + 1] for slot, entry in self._places_of(route_id))
 
     def totals(self) -> dict[str, int]:
         """Return the live calls of every route that has any."""
@@ -269,8 +284,6 @@ class LiveTable:
         self._stride = _SLOT_HEAD + self._entries * _ENTRY
         self._slot = next((slot for slot in range(SLOTS) if self._lock(slot)), -1)
         if self._slot < 0:
-            self._fd = -1
-            self._mapping = None
             raise NoLiveTable(f"{self._path} has room for {SLOTS} processes, and all are there")
         head = self._head(self._slot)
         words[head + _USED] = 0
@@ -297,7 +310,7 @@ class LiveTable:
     def _add(self, route_id: str) -> int:
         head = self._head(self._slot)
         used = self._words[head + _USED]
-        if used >= self._entries or len(route_id.encode()) >= _NAME:
+        if used >= self._entries or len(_encoded(route_id)) >= _NAME:
             return 0
         self._write_name(used, route_id)
         # Last: from here on readers look at it.
@@ -307,7 +320,7 @@ class LiveTable:
     def _write_name(self, entry: int, name: str) -> None:
         assert self._mapping is not None
         at = self._entry_byte(self._slot, entry)
-        self._mapping[at : at + _NAME] = name.encode().ljust(_NAME, b"\0")
+        self._mapping[at : at + _NAME] = _encoded(name).ljust(_NAME, b"\0")
 
     def _places_of(self, route_id: str) -> list[tuple[int, int]]:
         self._look()
@@ -318,7 +331,7 @@ class LiveTable:
                 entry = entries.get(route_id)
                 if entry is not None:
                     places.append((slot, entry))
-                elif used and (used >= self._entries or len(route_id.encode()) >= _NAME):
+                elif used and (used >= self._entries or len(_encoded(route_id)) >= _NAME):
                     places.append((slot, 0))
         return places
 
@@ -374,3 +387,8 @@ class LiveTable:
 
     def _latency_word(self, slot: int, entry: int) -> int:
         return (self._entry_byte(slot, entry) + _NAME + 16) // 4
+
+
+def _encoded(route_id: str) -> bytes:
+    """Return a route's name as the table keeps it; never raises, since live calls go through here."""
+    return route_id.encode(errors="replace")

@@ -26,9 +26,11 @@ from worker.channel.series import Series
 log = logging.getLogger("batches")
 
 LOOK_S: Final = 0.05
-"""How soon lines start again after live traffic has gone."""
+"""How soon lines start again after live traffic has gone, or lines of another process have left room."""
 ASKED_NS: Final = 2_000_000_000
-"""A route that no batch has asked for that long is not watched any more."""
+"""A route that no batch has asked for that long yields to nobody any more."""
+FORGOTTEN_NS: Final = 60_000_000_000
+"""A route that nobody has asked for that long is of no interest any more."""
 SIGNALS_S: Final = 0.1
 EDGES_S: Final = 1.0
 SAMPLE_S: Final = 1.0
@@ -39,8 +41,18 @@ CLOSE_S: Final = 2.0
 """Of waiting for the store, twice at most, when all ends."""
 
 
-class Wakes(Protocol):
+class Runner(Protocol):
     def wake(self) -> None: ...
+
+    def freed(self, route_id: str) -> None: ...
+
+
+class Machine(LiveTraffic, Protocol):
+    """See ``LiveCounts``."""
+
+    def add_freed(self, route_id: str) -> None: ...
+
+    def freed(self, route_id: str) -> int: ...
 
 
 class RouteWatch:
@@ -60,7 +72,7 @@ class RouteWatch:
         process_id: str,
         store: Store,
         default_cap: int,
-        live: LiveTraffic,
+        live: Machine,
         load: LoadReader,
         caps: EffectiveCaps,
         provider_of: Callable[[str], str],
@@ -80,12 +92,16 @@ class RouteWatch:
         self._now_us = now_us
         self._signals = Signals(process_id, store, self.limits.cap, now_us)
         self._samples = Samples(store, self.limits.cap, now_us)
+        self._on_freed: Callable[[str], None] = lambda route_id: None
+        self._asked: dict[str, tuple[int, int]] = {}
+        """When a route was last asked for, and what ``freed`` said when it was last looked at."""
         self._loops: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
 
-    def start(self, runner: Wakes) -> None:
+    def start(self, runner: Runner) -> None:
         """Begin to watch, for a runner whose store is open."""
         self.gates.wake = runner.wake
+        self._on_freed = runner.freed
         loop = asyncio.get_running_loop()
         for interval_s, work in (
             (LOOK_S, self._look),
@@ -127,6 +143,10 @@ class RouteWatch:
         self._samples.overload(route_id)
         self._caps.overload(route_id)
 
+    def freed(self, route_id: str) -> None:
+        """Lines of this process have ended in the store."""
+        self._live.add_freed(route_id)
+
     def running(self, route_id: str) -> int:
         """Return how many lines ran on a route when they were last counted, in all processes."""
         return self.figures.running(route_id)
@@ -143,11 +163,20 @@ class RouteWatch:
     # Inside
 
     def _note(self, route_id: str, found: Evaluation, now_ns: int) -> None:
+        known = self._asked.get(route_id)
+        self._asked[route_id] = (now_ns, self._live.freed(route_id) if known is None else known[1])
         self._signals.note(route_id, found, now_ns)
         self._samples.note(route_id, found)
 
     async def _look(self) -> None:
-        self.gates.look(self._clock_ns(), ASKED_NS)
+        now_ns = self._clock_ns()
+        self.gates.look(now_ns, ASKED_NS)
+        for route_id, (asked_ns, before) in list(self._asked.items()):
+            if now_ns - asked_ns > FORGOTTEN_NS:
+                del self._asked[route_id]
+            elif (freed := self._live.freed(route_id)) != before:
+                self._asked[route_id] = (asked_ns, freed)
+                self._on_freed(route_id)
 
     async def _write_signals(self) -> None:
         await self._signals.write(self._clock_ns())
