@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Span = tuple[float, float]
+SMOOTH = 6
+"""Samples that a drawn rate is taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +141,11 @@ def draw(passes: Mapping[str, Sequence[Pass]], path: Path, title: str) -> None:
         above, below = axes[0][column], axes[1][column]
         above.plot([start for start, _ in last.calls], last.latencies_ms(), ".", markersize=3, color="#1f77b4")
         above.set(title=name, ylabel="ms of a live call" if column == 0 else "")
-        times = [at for at, _ in last.samples]
-        rates = [
-            (later[1] - earlier[1]) / (later[0] - earlier[0])
-            for earlier, later in zip(last.samples, last.samples[1:], strict=False)
-        ]
-        below.step(times[1:], rates, where="pre", color="#d62728")
+        # Lines end together: over less time than this the curve would show that, and not how many there are.
+        pairs = list(zip(last.samples, last.samples[SMOOTH:], strict=False))
+        times = [later[0] for _, later in pairs]
+        rates = [(later[1] - earlier[1]) / (later[0] - earlier[0]) for earlier, later in pairs]
+        below.step(times, rates, where="pre", color="#d62728")
         below.set(xlabel="s", ylabel="batch lines/s" if column == 0 else "")
         above.grid(alpha=0.3)
         below.grid(alpha=0.3)
@@ -154,3 +156,9 @@ def draw(passes: Mapping[str, Sequence[Pass]], path: Path, title: str) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
+
+
+def redraw(path: Path, title: str) -> None:
+    """Draw the picture of a saved result again, beside it."""
+    saved = json.loads(path.read_text())["last_passes"]
+    draw({name: [Pass(**one)] for name, one in saved.items()}, path.with_suffix(".png"), title)
