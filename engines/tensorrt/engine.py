@@ -50,6 +50,7 @@ class TensorRTEngine:
 
     def start(self) -> None:
         """Make events and the library's runtime."""
+        self._use_device()
         self._rooms.start()
         # Only now that a device is there: see the trap in ``names``.
         self._logger = self._api.logger(self._messages)
@@ -58,6 +59,7 @@ class TensorRTEngine:
     def open(self, manifest: Manifest, model_file: Path) -> TensorRTModel:
         assert self._runtime is not None, "not started"
         name = model_name(model_file)
+        self._use_device()
         planned, arrays = self._planner.plan(name, manifest, model_file, self._shared.device.key)
         engine = self._deserialized(planned.plan)
         if engine is None and planned.cached:
@@ -110,6 +112,11 @@ class TensorRTEngine:
             model.footprint.scratch_bytes,
         )  # fmt: skip
         return model
+
+    def _use_device(self) -> None:
+        """Make the worker's GPU this thread's: the library builds and loads on whichever is current."""
+        # Any call of the device does.
+        self._shared.device.memory()
 
     def _deserialized(self, plan: bytes) -> Any:
         self._messages.take()

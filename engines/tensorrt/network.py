@@ -38,7 +38,7 @@ _PROMOTED_TYPES: Final[dict[int, str]] = {
 _DTYPE_NAMES: Final[dict[str, str]] = {dtype.numpy.name: dtype.name for dtype in DTYPES}
 _KNOWN_BY_THE_BUILDER: Final[dict[str, tuple[int, ...]]] = {
     "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (1, 2, 3), "Clip": (1, 2), "Dropout": (1, 2), "TopK": (1,),
-    "QuantizeLinear": (1, 2), "DequantizeLinear": (0, 1, 2), "NonMaxSuppression": (2, 3, 4), "Range": (0, 1, 2),
+    "QuantizeLinear": (0, 1, 2), "DequantizeLinear": (0, 1, 2), "NonMaxSuppression": (2, 3, 4), "Range": (0, 1, 2),
     "RoiAlign": (), "LSTM": (1, 2, 3, 4, 5, 6, 7), "GRU": (1, 2, 3, 4, 5), "RNN": (1, 2, 3, 4, 5),
 }  # fmt: skip
 """Per operator, the operands that must be constants when the network is built, whatever their size."""

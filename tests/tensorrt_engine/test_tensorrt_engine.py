@@ -453,6 +453,20 @@ def test_missing_library_is_named_with_how_to_install_it() -> None:
     assert not run.stderr
 
 
+def test_workers_device_is_the_threads_before_the_library_does_anything(
+    engine: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library builds for the thread's current device, and models are opened on a thread of their own."""
+    order: list[str] = []
+    memory, plan = engine.device.memory, engine.planner.plan
+    monkeypatch.setattr(engine.device, "memory", lambda: (order.append("device"), memory())[1])
+    monkeypatch.setattr(
+        engine.planner, "plan", lambda *args, **kwargs: (order.append("plan"), plan(*args, **kwargs))[1]
+    )
+    engine.open(WIDE, onnx_models.mlp(tmp_path / "m", layers=2, width=WIDTH)).close()
+    assert order[:2] == ["device", "plan"]
+
+
 def test_opening_is_logged_with_exact_figures(
     engine: FakeTensorRT, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
