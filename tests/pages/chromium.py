@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -68,9 +69,16 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """Click on the middle of an element, brought to the middle of the screen."""
-        found = self.until(selector)
-        self.script("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+
+        def clicked() -> bool:
+            found = self.one(selector)
+            self.script("arguments[0].scrollIntoView({block: 'center'})", found)
+            found.click()
+            return True
+
+        # Live parts are replaced at any time: then it is done again with what has taken its place.
+        changing = (NoSuchElementException, StaleElementReferenceException)
+        WebDriverWait(self.driver, WAIT_S, 0.05, ignored_exceptions=changing).until(lambda _: clicked())
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -79,7 +87,14 @@ class Chromium:
         return bool(self.all(selector))
 
     def text(self, selector: str = "main") -> str:
-        return self.one(selector).text
+        """Return what can be read there; at one moment, since live parts are replaced at any time."""
+        return self.script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the whole text of every element, in order."""
+        return self.script(
+            "return [...document.querySelectorAll(arguments[0])].map(one => one.textContent.trim())", selector
+        )
 
     def until(self, selector: str) -> WebElement:
         """Wait for an element."""

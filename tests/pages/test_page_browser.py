@@ -176,8 +176,7 @@ def test_what_is_open_and_where_the_keyboard_is_survive_an_update(
     admin: Chromium, world: PagesWorld, scene: Scene
 ) -> None:
     admin.open(f"{world.url}/batches")
-    menu = admin.one(f"#menu-{scene['running'].id}")
-    menu.find_element("css selector", "summary").click()
+    admin.click(f"#menu-{scene['running'].id} summary")
     asked = admin.script(FETCHES, "/batches/-live")
     admin.script("document.querySelector('.batches').dataset.old = '1'")
     world.publish()
@@ -279,10 +278,10 @@ def test_a_batch_is_cancelled_after_being_asked(admin: Chromium, world: PagesWor
 
 def test_the_chart_answers_why_nothing_ran(admin: Chromium, world: PagesWorld) -> None:
     admin.open(f"{world.url}/routes/gpu-a")
-    titles = [bar.get_attribute("textContent") for bar in admin.all(".plot g > title")]
+    titles = admin.texts(".plot g > title")
     assert any("9 h: Outside its time window" in title for title in titles)
     admin.click("#chart-table summary")
-    rows = [row.text for row in admin.all("#chart-table tbody tr")]
+    rows = admin.texts("#chart-table tbody tr")
     assert len(rows) == len(titles)
     assert any("Outside its time window" in row and "9 h" in row for row in rows)
     admin.click("nav.switch a")
@@ -348,5 +347,5 @@ def test_the_sign_in_can_be_read_by_everybody(
 
 def test_every_route_has_a_page(admin: Chromium, world: PagesWorld) -> None:
     admin.open(f"{world.url}/routes")
-    names = [link.text for link in admin.all("th[scope=row] a")]
+    names = admin.texts("th[scope=row] a")
     assert {route.id for model in MODELS for route in model.routes} <= set(names)

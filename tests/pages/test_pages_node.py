@@ -120,7 +120,8 @@ def test_a_batch_gives_way_to_live_traffic_before_everybodys_eyes(around: Around
         finally:
             held.set()
             live.join()
-    until("the batch ends", lambda: "Completed 4" in text_of(one.get(page).body))
+    until("the batch ends", lambda: "Download output" in text_of(one.get(page).body))
+    assert "4 of 4 lines" in text_of(one.get(page).body)
     lines = [json.loads(line) for line in one.get(f"{page}/output").body.splitlines()]
     assert sorted(line["custom_id"] for line in lines) == ["c0", "c1", "c2", "c3"]
     until(
