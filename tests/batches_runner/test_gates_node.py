@@ -35,6 +35,9 @@ gateway:
 """
 
 
+SETTINGS_ACT_S = 5.5
+
+
 class GatedNode:
     """A node with one upstream, which also tells its load."""
 
@@ -62,7 +65,10 @@ class GatedNode:
 
     def put(self, **settings: Any) -> dict[str, Any]:
         document = {"max_concurrency": 2} | settings
-        return self.ask("PUT", "/platform/deployments/chat-1/batch-scheduling", document)
+        found = self.ask("PUT", "/platform/deployments/chat-1/batch-scheduling", document)
+        # Rule 21: every process acts on them within 5 s, and announces nothing.
+        threading.Event().wait(SETTINGS_ACT_S)
+        return found
 
     def status(self) -> dict[str, Any]:
         found = self.ask("GET", "/platform/deployments/chat-1/batch-scheduling")["status"]
@@ -138,6 +144,7 @@ def test_rule_30_a_stream_counts_until_its_last_piece_and_lines_yield_to_it(arou
         around.upstream.wait(lambda stub: stub.in_flight == 1, 30)
         batch = around.batch(2)
         until("the route yields", lambda: around.status()["paused_reason"] == "live_traffic", 30)
+        until("its lines are counted", lambda: around.status()["queued_lines"] == 2, 15)
         status = around.status()
         assert (status["live_in_flight"], status["queued_lines"], status["running_lines"]) == (1, 2, 0)
         assert around.client.batches.retrieve(batch).status == "in_progress"
