@@ -116,7 +116,7 @@ BAD = [
     ("zzz: 1", "zzz: unknown key; known: model_repo, run_dir, frontends, gpus, global, workers, models, gateway"),
     ("gateway: {routes: []}",
      "gateway.routes: unknown key; known: enabled, development, state_dir, store, store_password_env, max_body_bytes,"
-     " allow_client_priority, models, files, batches"),
+     " allow_client_priority, models, files, batches, alerts, pages"),
     ("workers: [{name: worker0}, {name: worker1}]", "workers: 2 workers: more than 1 is not available yet"),
     ("workers: [{nam: a}]", "workers[0].nam: unknown key; did you mean name?"),
     ("workers: [{name: ../up}]", "workers[0].name: expected a name such as worker0, got '../up'"),

@@ -254,7 +254,7 @@ def test_pages_work_without_scripts(admin: Chromium, world: PagesWorld) -> None:
     admin.click("input[value=mon]")
     assert admin.one("#timezone").is_displayed()
     admin.click("button[value=preview]")
-    assert "Next 14 openings" in admin.text("#preview")
+    admin.wait(lambda: "Next 14 openings" in admin.text("#preview"))
     admin.click("button[value=save]")
     admin.until("p.note.good")
     assert "Mon 19:00–07:00 (UTC)" in admin.text(".facts")
@@ -266,8 +266,9 @@ def test_a_batch_is_cancelled_after_being_asked(admin: Chromium, world: PagesWor
     batch = world.batch("ana", 12, public_model="minilm")
     admin.open(f"{world.url}/batches/{batch.id}")
     admin.click("#cancel")
-    assert "Running lines finish" in admin.text("#confirm")
+    admin.wait(lambda: "Running lines finish" in admin.text("#confirm"))
     admin.click("#confirm a")
+    admin.until("#cancel")
     assert world.data.get(batch).cancel_requested_at is None
     admin.click("#cancel")
     admin.click("#confirm button")
@@ -285,7 +286,7 @@ def test_the_chart_answers_why_nothing_ran(admin: Chromium, world: PagesWorld) -
     assert len(rows) == len(titles)
     assert any("Outside its time window" in row and "9 h" in row for row in rows)
     admin.click("nav.switch a")
-    assert "Last 6 h" in admin.text("figcaption")
+    admin.wait(lambda: "Last 6 h" in admin.text("figcaption"))
 
 
 # How it looks, and who can read it

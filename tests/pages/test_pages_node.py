@@ -94,6 +94,9 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Around]:
             yield found
 
 
+SETTINGS_ACT_S = 5.5
+
+
 def text_of(body: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
 
@@ -103,6 +106,8 @@ def test_a_batch_gives_way_to_live_traffic_before_everybodys_eyes(around: Around
     one.get("/ui/routes")
     saved = one.post("/ui/routes/chat-1/edit", {"max_concurrency": "2", "yield_live_threshold": "1", "do": "save"})
     assert saved.status == 303, saved.body
+    # Rule 21: every process acts on settings within 5 s, and announces nothing.
+    threading.Event().wait(SETTINGS_ACT_S)
     held = threading.Event()
     around.upstream.say(Say(body=completion("inner", "live"), hold=held))
     messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
