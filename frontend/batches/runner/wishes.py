@@ -6,10 +6,12 @@ order and does not ask would hold up all others.
 
 from __future__ import annotations
 
+import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from frontend.batches.runner.gates import Ask, Gate, Reason, first_closed
 from frontend.batches.runner.job import Execution, Job
@@ -19,6 +21,8 @@ from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, Claim
 
 T = TypeVar("T")
 
+_PROCESS: Final = secrets.token_hex(10)
+_numbers = itertools.count()
 MAX_LINES_PER_GROUP = 1024
 """Lines asked for on one route in one turn."""
 
@@ -54,6 +58,11 @@ class Round:
 
     groups: list[ClaimGroup] = field(default_factory=list)
     seekers: list[list[Seeker]] = field(default_factory=list)
+
+
+def new_execution_id() -> str:
+    """Return an id that no other execution has: 32 hex digits, this process's part and a number."""
+    return f"{_PROCESS}{next(_numbers):012x}"
 
 
 def seekers_of(
@@ -204,11 +213,16 @@ def _group(
     full: bool,
 ) -> tuple[int, ClaimGroup, list[Seeker]] | None:
     """Return (most lines that can be claimed, the group, its seekers)."""
-    each = max(1, min(-(-limit // len(asking)) + (1 if len(asking) > 1 else 0), MAX_LINES_PER_GROUP // len(asking)))
+    batches_of = Counter(seeker.job.batch.workspace_id for seeker in asking)
+    # A workspace's share of what is free, and one more if it has company, whatever its number of batches: every line
+    # asked for costs the claim time under the route's lock, and most are told to wait.
+    share = -(-limit // len(batches_of)) + (1 if len(asking) > 1 else 0)
     asked: list[Seeker] = []
     batches: list[ClaimBatch] = []
     lines = 0
     for seeker in asking:
+        each = -(-share // batches_of[seeker.job.batch.workspace_id])
+        each = max(1, min(each, MAX_LINES_PER_GROUP // len(asking)))
         most = each if batch_concurrency == 0 else min(each, batch_concurrency - seeker.job.active)
         seeker.wishes = list(_wishes(seeker.lane, route, most if room.bytes > 0 else 0, now_ns))
         waiting = seeker.lane.startable(route, now_ns)
@@ -224,7 +238,7 @@ def _group(
                 seeker.job.id,
                 seeker.job.batch.workspace_id,
                 waiting,
-                tuple(ClaimLine(wish.line_no, secrets.token_hex(16), wish.attempt) for wish in seeker.wishes),
+                tuple(ClaimLine(wish.line_no, new_execution_id(), wish.attempt) for wish in seeker.wishes),
             )
         )
         asked.append(seeker)

@@ -64,6 +64,19 @@ KEEP_TURN: Final = (
     " ON CONFLICT (route_id, workspace_id) DO UPDATE SET last_claim_at = excluded.last_claim_at,"
     " turn_pass = excluded.turn_pass, turn_base = excluded.turn_base"
 )
+RUNNING, WAITING, TURNS = 1, 2, 3
+_FRESH_WAITS: Final = (
+    "FROM batch_route_waits WHERE route_id = :route AND updated_at > :oldest AND updated_at <= :newest{ready}"
+)
+ROUTE_VIEW: Final = (
+    f"SELECT {RUNNING}, workspace_id, batch_id, count(*), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),"
+    " CAST(NULL AS BIGINT) FROM batch_lines WHERE route_id = :route AND state = 'running'"
+    " GROUP BY workspace_id, batch_id"
+    f" UNION ALL SELECT {WAITING}, batch_id, workspace_id, since, last_claim_at, waiting_lines, NULL {_FRESH_WAITS}"
+    f" UNION ALL SELECT {TURNS}, id, NULL, batch_weight, last_claim_at, turn_pass, turn_base FROM workspaces"
+    " LEFT JOIN batch_route_turns ON route_id = :route AND workspace_id = id"
+    f" WHERE id IN :workspaces[text] OR id IN (SELECT workspace_id {_FRESH_WAITS})"
+)
 
 
 def finish(lines: Sequence[FinishLine]) -> Op[tuple[bool, ...]]:
@@ -144,35 +157,24 @@ def claim(runner_id: str, group: ClaimGroup) -> Op[tuple[tuple[ClaimResult, ...]
 
 
 def route_view(route_id: str, now: int, workspaces: Sequence[str], *, ready_only: bool = True) -> Op[RouteView]:
-    """Return running lines, fresh wait rows and turns of a route."""
-    running = yield from sql(
-        "SELECT workspace_id, batch_id, count(*) FROM batch_lines WHERE route_id = :route AND state = 'running'"
-        " GROUP BY workspace_id, batch_id",
+    """Return running lines, fresh wait rows and turns of a route: in one statement, since its lock is held."""
+    rows = yield from sql(
+        ROUTE_VIEW.format(ready=" AND ready = 1 AND waiting_lines > 0" if ready_only else ""),
         route=route_id,
-    )
-    ready = " AND ready = 1 AND waiting_lines > 0" if ready_only else ""
-    waits = yield from sql(
-        "SELECT batch_id, workspace_id, since, last_claim_at, waiting_lines FROM batch_route_waits"
         # The upper bound: after the clock stepped back, a dead owner's row must not look fresh until it catches up.
-        f" WHERE route_id = :route AND updated_at > :oldest AND updated_at <= :newest{ready}",
-        route=route_id,
         oldest=now - FRESH_US,
         newest=now + FRESH_US,
+        workspaces=sorted(set(workspaces)),
     )
-    contenders = {row[0]: Contender(*row) for row in waits}
-    wanted = {contender.workspace_id for contender in contenders.values()} | set(workspaces)
-    rows = yield from sql(
-        "SELECT id, batch_weight, last_claim_at, turn_pass, turn_base FROM workspaces LEFT JOIN batch_route_turns"
-        " ON route_id = :route AND workspace_id = id WHERE id IN :workspaces[text]",
-        route=route_id,
-        workspaces=sorted(wanted),
-    )
+    running = [row[1:4] for row in rows if row[0] == RUNNING]
+    waits = [row[1:6] for row in rows if row[0] == WAITING]
+    turns = [(row[1], *row[3:7]) for row in rows if row[0] == TURNS]
     return RouteView(
-        {(row[0], row[1]): int(row[2]) for row in running},
-        contenders,
-        turns={row[0]: row[2] for row in rows if row[2] is not None},
-        weights={row[0]: row[1] for row in rows if row[1] != 1},
-        passes={row[0]: Pass(row[3], row[4]) for row in rows if row[3]},
+        {(workspace_id, batch_id): int(lines) for workspace_id, batch_id, lines in running},
+        {batch_id: Contender(batch_id, *more) for batch_id, *more in waits},
+        turns={workspace_id: last for workspace_id, _, last, _, _ in turns if last is not None},
+        weights={workspace_id: weight for workspace_id, weight, _, _, _ in turns if weight != 1},
+        passes={workspace_id: Pass(at, base) for workspace_id, _, _, at, base in turns if at},
     )
 
 
