@@ -7,6 +7,7 @@ the next only after it has taken the last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -34,15 +35,17 @@ class DeviceThread:
         self._inbox.put(batch)
 
     def acknowledge(self) -> bool:
-        """Return, once, whether the batch submitted last has finished, and clear the descriptor.
+        """Return, once, whether the batch submitted last has finished.
 
         Cheap while it runs: the loop asks on every round, since it looks at descriptors only now and then under load.
         """
-        if not self._finished:
-            return False
-        self._finished = False
-        os.eventfd_read(self._event)
-        return True
+        finished, self._finished = self._finished, False
+        return finished
+
+    def clear(self) -> None:
+        """Make the descriptor unreadable again; whoever was woken by it calls this, then ``acknowledge``."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
 
     def close(self) -> None:
         """End the thread after the batch it runs; does not wait."""
@@ -51,6 +54,7 @@ class DeviceThread:
     def _run(self) -> None:
         while (batch := self._inbox.get()) is not None:
             Dispatcher.execute(batch)
-            # The descriptor first: whoever sees the flag may read it at once.
-            os.eventfd_write(self._event, 1)
+            # The flag first: after the write this thread may wait for the interpreter's lock for as long as the loop,
+            # woken by a descriptor that says nothing yet, comes round again and again.
             self._finished = True
+            os.eventfd_write(self._event, 1)

@@ -44,8 +44,7 @@ far above what handing a batch to another thread costs (20 to 50 us)."""
 BEAT_NS = int(BEAT_INTERVAL_S * 1e9)
 LONGEST_REST_NS = 1_000_000
 """While the device thread runs a batch, records wait at most so long: a refusal or cancellation is not late with it."""
-SHORTEST_REST_NS = 100_000
-LEAD_NS = 300_000
+SHORTEST_REST_NS, LEAD_NS = 100_000, 300_000
 """Records are taken in so long before an execution is expected to end, so that the next batch is there by then."""
 
 
@@ -79,8 +78,7 @@ class Loop:
         self._attached: dict[int, Attached] = {}
         self._touched: set[Channel] = set()
         self._running: Batch | None = None
-        self._expected_end_ns = 0
-        self._took = False
+        self._expected_end_ns, self._took = 0, False
         self._retries: deque[Dispatch] = deque()
         self._draining = False
         self._idle_until_ns = 0
@@ -121,7 +119,7 @@ class Loop:
         now_ns = self._clock_ns()
         if self._pulse is not None:
             self._pulse.beat(now_ns)
-        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns)))
+        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns), spin=self._running is None))
         now_ns = self._clock_ns()
         self._on_device()
         rung = self._server.rung()
@@ -165,7 +163,9 @@ class Loop:
         for channel in events.detached:
             self._detach(channel)
         for descriptor in events.fds:
-            if descriptor == self._loader.fileno():
+            if descriptor == self._device.fileno():
+                self._device.clear()
+            elif descriptor == self._loader.fileno():
                 self._on_loaded()
             elif self._link is not None and descriptor == self._link.fileno():
                 self._on_orders(self._link.receive())

@@ -114,7 +114,7 @@ class ChannelServer:
         self._watched.discard(fd)
         self._epoll.unregister(fd)
 
-    def poll(self, timeout_ns: int, rest_ns: int = 0) -> Events:
+    def poll(self, timeout_ns: int, rest_ns: int = 0, *, spin: bool = True) -> Events:
         """Return what happened; waits until something happens or any ring has work.
 
         The events are the caller's to read, not to change.
@@ -122,6 +122,7 @@ class ChannelServer:
         Args:
             timeout_ns: 0 looks and returns; negative waits without limit.
             rest_ns: how long records may wait, because nothing could be done with them; what is watched still ends it.
+            spin: whether to look for a while before sleeping; another thread of this process would wait meanwhile.
         """
         now_ns = time.monotonic_ns()
         if self._reception.has_news:
@@ -131,7 +132,7 @@ class ChannelServer:
         ready = timeout_ns == 0 or self._table.has_work()
         if ready and now_ns - self._sockets_seen_ns >= self._control_interval_ns:
             return self._look_at_sockets(now_ns)
-        if ready or self._spin(now_ns, timeout_ns):
+        if ready or (spin and self._spin(now_ns, timeout_ns)):
             return _NOTHING
         return self._sleep(now_ns, timeout_ns)
 
