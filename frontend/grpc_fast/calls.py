@@ -7,6 +7,7 @@ An inference makes no task and no future: the message is decoded when the reques
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,7 @@ _NO_MESSAGE: Final = "a unary call without a request message"
 _TWO_MESSAGES: Final = "a unary call with more than one request message"
 
 
-class UnaryCall:
+class UnaryCall(ABC):
     """Collects the one message of a call; what is done with it is the subclass's."""
 
     __slots__ = ("_connection", "_message", "_plan", "_reader", "_service", "_since_ns", "_stream", "arrival_ns")
@@ -72,8 +73,8 @@ class UnaryCall:
         self._close()
         self.withdraw()
 
-    def writable(self) -> None:
-        pass
+    def writable(self) -> None:  # noqa: B027
+        """There is room for more; only a call with more than one answer waits for that."""
 
     def room(self) -> int:
         base = self._service.http2_limits.stream_window_bytes
@@ -94,10 +95,11 @@ class UnaryCall:
 
     # For subclasses
 
+    @abstractmethod
     def begin(self, message: Message) -> None:
         """Act on the complete request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def withdraw(self) -> None:
         """Nobody waits for the answer."""
 

@@ -7,6 +7,7 @@ waits to be sent is bounded by not producing more while ``MAX_QUEUED_BYTES`` wai
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 MAX_QUEUED_BYTES: Final = 1 << 20
 
 
-class MessageStream:
+class MessageStream(ABC):
     """The messages of one call in both directions; what they mean is the subclass's."""
 
     def __init__(self, service: Service, connection: Connection, stream: Stream, plan: Plan) -> None:
@@ -97,9 +98,10 @@ class MessageStream:
             self._advancing = False
         self._connection.refill(self._stream)
 
-    def _advance(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _advance(self) -> None: ...
 
+    @abstractmethod
     def withdraw(self) -> None:
         """The call is over: cancel and release what is under way."""
 
@@ -204,6 +206,9 @@ class EachCall(MessageStream):
     ) -> None:
         super().__init__(service, connection, stream, plan)
         self._answer = answer
+
+    def withdraw(self) -> None:
+        """Nothing is under way: a message is answered as soon as it is taken."""
 
     def _advance(self) -> None:
         while self._unread and not self.clogged:
