@@ -52,11 +52,13 @@ class Health:
         service = _service(data)
         told = b""
         while True:
+            # Looked at before the status is told: a drain that begins while the client takes one is still to be told.
+            draining = self._draining.is_set()
             now = self._told(service)
             if now != told:
                 told = now
                 yield now
-            if self._draining.is_set():
+            if draining:
                 return
             try:
                 async with asyncio.timeout(POLL_S):
