@@ -302,9 +302,12 @@ class Node:
         host = self._settings.endpoints.host
         shown = f"[{host}]" if ":" in host else host
         http, grpc, metrics = (self._ports[key] for key in PORT_SETTINGS)
+        gateway = self._settings.gateway
+        public_url = gateway.pages.public_url.rstrip("/") or f"http://{shown}:{http}"
+        pages = f"  pages {public_url}/ui" if gateway.enabled and gateway.pages.enabled else ""
         return (
             f"ringserve is ready: HTTP http://{shown}:{http}  gRPC {shown}:{grpc}"
-            f"  metrics http://{shown}:{metrics}/metrics  run dir {self._run_dir.path}"
+            f"  metrics http://{shown}:{metrics}/metrics{pages}  run dir {self._run_dir.path}"
         )
 
     # Questions

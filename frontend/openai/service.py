@@ -27,6 +27,7 @@ from frontend.openai.auth import Authenticator
 from frontend.openai.execution import Gateway
 from frontend.openai.routes import Routes
 from frontend.openai.upstream import UpstreamClient
+from frontend.platform.pages.front_door import FrontDoor
 from frontend.platform.pages.service import PagesService
 from frontend.platform.service import PlatformService
 from frontend.serving import Serving
@@ -136,7 +137,7 @@ class GatewayService:
         """Return what is served, by first segment of the path."""
         served: dict[bytes, Application] = {b"v1": self.app, b"api": self.platform.app}
         if self.pages is not None:
-            served[b"ui"] = self.pages.app
+            served |= {b"ui": self.pages.app, b"": FrontDoor()}
         return served
 
     async def start(self) -> None:

@@ -88,8 +88,10 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Around]:
         node_file.write_text(NODE_FILE.format(url=upstream.url))
         with Node(directory / "models", directory / "run", frontends=2, node_file=node_file, wait_ready=False) as node:
             key = node.wait_line("ringserve development key: ").rpartition(" ")[2]
+            ready = node.wait_line("ringserve is ready: ", 60.0)
             found = Around(node, upstream, key)
             until("the ports are open", lambda: "http_port" in (node.ports or {}))
+            assert f"  pages http://127.0.0.1:{found.port}/ui  " in ready, "the node says where its pages are"
             until("everybody has a store", lambda: found.sign_ins() == [303, 303])
             yield found
 
