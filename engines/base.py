@@ -5,7 +5,11 @@ but ``stage`` of the next batch may overlap ``launch`` of the running one on dev
 
 Life of one batch: ``slot = executable.slot()`` (staging arrays owned by the engine, reused) or
 ``executable.bind(inputs, outputs)`` (the caller's arrays, used in place) -> fill ``slot.inputs`` ->
-``stage(slot)`` -> ``launch(slot)`` -> ``finish(slot)`` -> read ``slot.outputs`` before the next ``slot()``.
+``stage(slot)`` -> ``launch(slot)`` -> ``finish(slot)`` -> read ``slot.outputs``.
+
+An executable has ``staging.SLOTS`` slots that take turns, so the next batch may be gathered and staged, of the same
+executable too, while one runs and until its outputs were read; a slot is used again at the call of ``slot`` or ``bind``
+after the next one. A slot that is never launched after all is taken back there.
 """
 
 from __future__ import annotations

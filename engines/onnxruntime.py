@@ -27,7 +27,7 @@ from engines.bundle.signature import Signature
 from engines.cpus import available_cpus, compute_threads
 from engines.errors import EngineFailed, NotReady
 from engines.process_memory import release_freed, resident_bytes
-from engines.staging import HostSlot, Plan, address_of
+from engines.staging import HostSlot, Plan, Turns, address_of
 from engines.tensor import BY_NAME, NDArray, element_count
 
 MAX_BINDINGS: Final = 64
@@ -192,16 +192,12 @@ class OnnxRuntimeExecutable:
             for shape, spec in zip(plan.inputs + plan.outputs, plan.input_specs + plan.output_specs, strict=True)
         ]
         self._dynamic_names = [name for name, _, _, dynamic in self._output_rows if dynamic]
-        self._own: _BoundSlot | None = None
+        self._own = Turns(self._made)
         self._bindings: dict[tuple[int, ...], Any] = {}
         self._run_options = binding.RunOptions()
 
     def slot(self) -> Slot:
-        own = self._own
-        if own is None:
-            own = self._own = _BoundSlot.for_plan(self._plan)
-            own.io = self._bound(tuple(address_of(array) for array in own.inputs + own.outputs))
-        return own
+        return self._own.take()
 
     def bind(self, inputs: list[NDArray], outputs: list[NDArray]) -> Slot:
         arrays = inputs + outputs
@@ -249,9 +245,14 @@ class OnnxRuntimeExecutable:
 
     def close(self) -> None:
         """Let go of the session and every buffer."""
-        self._own = None
+        self._own.clear()
         self._bindings.clear()
         self._session = None
+
+    def _made(self) -> _BoundSlot:
+        slot = _BoundSlot.for_plan(self._plan)
+        slot.io = self._bound(tuple(address_of(array) for array in slot.inputs + slot.outputs))
+        return slot
 
     def _bound(self, addresses: tuple[int, ...]) -> Any:
         io = binding.SessionIOBinding(self._session)

@@ -6,14 +6,19 @@ A *plan* is the full shape of each tensor for one (variant, batch size); a slot 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 
 from engines.bundle.signature import LINE_BYTES, Signature
 from engines.errors import EngineFailed
 from engines.tensor import NDArray, TensorSpec, element_count
+
+SLOTS: Final = 2
+"""Slots of one executable, which take turns: the next batch is gathered while one runs, or while its outputs are read.
+So staging takes twice the bytes of a batch per compiled size, the second half when a second batch comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,34 @@ class HostSlot:
     def staged_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.inputs + self.outputs)
+
+
+SlotT = TypeVar("SlotT")
+
+
+class Turns(Generic[SlotT]):
+    """The slots of one executable, each made when it is first due.
+
+    A slot's arrays stay as they are until the other ``SLOTS - 1`` had their turn.
+    """
+
+    def __init__(self, make: Callable[[], SlotT]) -> None:
+        self._make = make
+        self._slots: list[SlotT] = []
+        self._next = 0
+
+    def take(self) -> SlotT:
+        """Return the slot whose last turn is longest ago."""
+        turn = self._next
+        self._next = (turn + 1) % SLOTS
+        if turn == len(self._slots):
+            self._slots.append(self._make())
+        return self._slots[turn]
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self._slots.clear()
+        self._next = 0
 
 
 def address_of(array: NDArray) -> int:

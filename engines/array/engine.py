@@ -23,7 +23,7 @@ from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.errors import EngineFailed
 from engines.process_memory import release_freed
-from engines.staging import HostSlot, Plan
+from engines.staging import HostSlot, Plan, Turns
 from engines.tensor import NDArray
 
 
@@ -100,8 +100,13 @@ class ArrayModel:
 
 @dataclass(slots=True)
 class _ArraySlot(HostSlot):
-    """A slot and its arrays on the device."""
+    """A slot and its arrays on the device.
 
+    Attributes:
+        rooms: of a slot of the executable's own, the output arrays it was made with.
+    """
+
+    rooms: list[NDArray] = field(default_factory=list)
     feeds: dict[str, Array] = field(default_factory=dict)
     results: dict[str, Array] = field(default_factory=dict)
 
@@ -116,16 +121,13 @@ class ArrayExecutable:
         self._interpreter: Interpreter | None = interpreter
         self._plan = plan
         self._xp = xp
-        self._own: _ArraySlot | None = None
-        self._own_outputs: list[NDArray] = []
+        self._own = Turns(self._made)
 
     def slot(self) -> Slot:
-        if self._own is None:
-            self._own = _ArraySlot.for_plan(self._plan)
-            self._own_outputs = list(self._own.outputs)
+        slot = self._own.take()
         # Outputs of a data-dependent size were replaced by the last run's.
-        self._own.outputs[:] = self._own_outputs
-        return self._own
+        slot.outputs[:] = slot.rooms
+        return slot
 
     def bind(self, inputs: list[NDArray], outputs: list[NDArray]) -> Slot:
         self._plan.require_fit(inputs, outputs)
@@ -165,5 +167,9 @@ class ArrayExecutable:
     def close(self) -> None:
         """Let go of the graph and every buffer."""
         self._interpreter = None
-        self._own = None
-        self._own_outputs = []
+        self._own.clear()
+
+    def _made(self) -> _ArraySlot:
+        slot = _ArraySlot.for_plan(self._plan)
+        slot.rooms = list(slot.outputs)
+        return slot

@@ -28,15 +28,12 @@ from engines.device.staging import DeviceSlot, Layout
 from engines.device.weights import SlabWeights
 from engines.errors import EngineFailed
 from engines.process_memory import release_freed
-from engines.staging import Plan
+from engines.staging import SLOTS, Plan
 from engines.tensor import NDArray
 
 log = logging.getLogger("engines.array")
 
 _BOOL: Final = np.dtype(np.bool_)
-
-MAX_SLOTS: Final = 2
-"""Executions of one compiled size in flight: one runs while the next is staged."""
 
 
 class DeviceArrayEngine:
@@ -214,13 +211,12 @@ class _ArrayDeviceSlot(DeviceSlot):
     error: EngineFailed | None = None
     reasons: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
-    can_replay: bool = False
 
 
 class DeviceArrayExecutable:
     """One (variant, batch size).
 
-    The first execution on a slot is plain. If no value went between host and device in its midst, the second is
+    The first execution is plain. If no value went between host and device in its midst, the next one on each slot is
     captured as a graph, and later ones replay it, until the weights move.
     """
 
@@ -234,14 +230,15 @@ class DeviceArrayExecutable:
         self._room = room
         self._slots: list[_ArrayDeviceSlot] = []
         self._captures = shared.device.capabilities.graphs
+        self._can_replay = False
 
     def slot(self) -> Slot:
-        slot = self._idle()
+        slot = self._turn()
         slot.use_own()
         return slot
 
     def bind(self, inputs: list[NDArray], outputs: list[NDArray]) -> Slot:
-        slot = self._idle()
+        slot = self._turn()
         slot.use(inputs, outputs)
         return slot
 
@@ -260,7 +257,7 @@ class DeviceArrayExecutable:
         with shared.lock:
             # Under the lock: weights move between executions.
             reads, writes = [slot.input_span, *self._model.weight_spans()], [slot.output_span]
-            if slot.graph is None and slot.can_replay and self._captures:
+            if slot.graph is None and self._can_replay and self._captures:
                 slot.graph = self._captured(slot, work, reads, writes)
             try:
                 slot.begin()
@@ -277,7 +274,7 @@ class DeviceArrayExecutable:
         assert isinstance(slot, _ArrayDeviceSlot)
         timing = slot.wait()
         if slot.error is not None:
-            slot.can_replay = False
+            self._can_replay = False
             raise slot.error
         for reason, refused in zip(slot.reasons, slot.refused if self._room else (), strict=False):
             if refused:
@@ -319,16 +316,17 @@ class DeviceArrayExecutable:
         log.info("graph.refused model=%s batch_size=%d reason=%s", self._plan.model, self.batch_size, reason)
         return None
 
-    def _idle(self) -> _ArrayDeviceSlot:
-        """Return a slot that no execution uses, the one after the last if there are two."""
+    def _turn(self) -> _ArrayDeviceSlot:
+        """Return the slot whose last turn is longest ago and that does not run; one only staged is taken back."""
+        if len(self._slots) < SLOTS:
+            self._slots.append(_ArrayDeviceSlot(self._shared, self._plan, self._room))
+            return self._slots[-1]
         for at, slot in enumerate(self._slots):
-            if not slot.in_flight:
+            if not slot.launched:
+                slot.unstage()
                 self._slots.append(self._slots.pop(at))
                 return slot
-        assert len(self._slots) < MAX_SLOTS, f"more than {MAX_SLOTS} executions of one compiled size in flight"
-        slot = _ArrayDeviceSlot(self._shared, self._plan, self._room)
-        self._slots.append(slot)
-        return slot
+        raise AssertionError(f"more than {SLOTS} executions of one compiled size in flight")
 
     def _compute(self, slot: _ArrayDeviceSlot) -> None:
         """Run the graph into the slot's device memory; the work of a launch, which must not raise."""
@@ -352,7 +350,7 @@ class DeviceArrayExecutable:
                 for at, (wrong, _) in enumerate(notes.refusals):
                     flags[at] = wrong
             slot.shapes, slot.reasons = tuple(shapes), tuple(reason for _, reason in notes.refusals)
-            slot.can_replay = notes.crossings == 0
+            self._can_replay = notes.crossings == 0
         except Exception as error:
             slot.error = failure(plan.model, error)
 

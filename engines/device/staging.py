@@ -56,7 +56,7 @@ class DeviceSlot:
     def __init__(self, shared: SharedDevice, plan: Plan, refusals: int = 0) -> None:
         self.inputs: list[NDArray] = []
         self.outputs: list[NDArray] = []
-        self.in_flight = False
+        self.staged = self.launched = False
         self._shared = shared
         self._plan = plan
         self._in = Layout.of_tensors(plan.input_specs, plan.inputs)
@@ -109,7 +109,7 @@ class DeviceSlot:
         """Enqueue the copies of the inputs."""
         shared = self._shared
         device, stream = shared.device, shared.copy_in
-        self.in_flight = True
+        self.staged = True
         straight = [not self._own and shared.reaches(array) for array in self.inputs]
         if not self._own:
             for own, array, is_straight in zip(self._own_inputs, self.inputs, straight, strict=True):
@@ -127,6 +127,8 @@ class DeviceSlot:
 
     def begin(self) -> None:
         """Order the compute stream behind the inputs; the work comes next."""
+        assert self.staged and not self.launched, "launched without new inputs"
+        self.staged, self.launched = False, True
         self._shared.compute.wait(self._events["copied in"])
         self._shared.compute.record(self._events["began"])
 
@@ -155,7 +157,7 @@ class DeviceSlot:
     def wait(self) -> Timing:
         """Wait for the outputs and return what each part took on the device."""
         self._events["copied out"].synchronize()
-        self.in_flight = False
+        self.launched = False
         elapsed, events = self._shared.device.elapsed_ns, self._events
         return Timing(
             # The clock of some devices is coarser than a small model; 0 would mean that nothing ran.
@@ -167,7 +169,13 @@ class DeviceSlot:
     def abandon(self) -> None:
         """Give the slot up after something could not be enqueued."""
         self._shared.device.synchronize()
-        self.in_flight = False
+        self.staged = self.launched = False
+
+    def unstage(self) -> None:
+        """Wait until no copy reads the inputs, which may be filled anew then."""
+        if self.staged:
+            self._events["copied in"].synchronize()
+            self.staged = False
 
     def take_output(self, index: int, shape: tuple[int, ...]) -> None:
         """Put an output where the caller looks for it, after ``wait``; ``shape`` is its real one."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from engines.base import Slot, Timing
-from engines.staging import Plan, aligned_zeros
+from engines.staging import SLOTS, Plan, aligned_zeros
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
 from engines.tensorrt.rooms import Rooms
 from engines.tensorrt.slot import DeviceSlot, PinnedArrays, State
-
-PLACES: Final = 2
-"""Staging places of one executable: one is filled or read while the other runs."""
 
 
 @dataclass(slots=True)
@@ -90,7 +86,7 @@ class TensorRTExecutable:
 
     def _turn(self) -> _Place:
         """Return the place that was used longest ago, with nothing in flight."""
-        if len(self._places) < PLACES:
+        if len(self._places) < SLOTS:
             pinned = PinnedArrays(self._plan.model, self._context, self._rooms)
             outputs = [
                 aligned_zeros(shape, spec.element.numpy) if tensor.dynamic else array
@@ -103,7 +99,7 @@ class TensorRTExecutable:
             self._places.append(place)
             return place
         place = self._places[self._next]
-        self._next = (self._next + 1) % PLACES
+        self._next = (self._next + 1) % SLOTS
         _idle(place.last)
         return place
 

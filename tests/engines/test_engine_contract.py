@@ -13,13 +13,13 @@ import pytest
 import onnx_models
 from array_on_host import HostDeviceArrayEngine
 from engines.array.engine import ArrayEngine
-from engines.base import Engine, Executable, Model
+from engines.base import Engine, Executable, Model, Slot
 from engines.bundle.manifest import Manifest
 from engines.errors import EngineFailed, NotReady
 from engines.onnxruntime import OnnxRuntimeEngine
 from engines.probe import TOLERANCE, resolve
 from engines.process_memory import release_freed, resident_bytes
-from engines.staging import address_of
+from engines.staging import SLOTS, address_of
 from engines.tensor import BY_NAME, NDArray
 from manifests import manifest
 from tensorrt_fake.engines import FakeTensorRT
@@ -333,6 +333,29 @@ def test_nd_03_two_models_interleaved(load: Load, tmp_path: Path) -> None:
         a.finish(slot_a)
         np.testing.assert_allclose(slot_a.outputs[0], rows_a * 2 + 1, rtol=1e-6)
         np.testing.assert_allclose(slot_b.outputs[0], rows_b * -3 + 5, rtol=1e-6, atol=1e-6)
+
+
+def test_next_batch_is_staged_while_one_is_not_read_yet(load: Load, tmp_path: Path) -> None:
+    """Batches of one executable, each gathered and staged before the results of the last one are read."""
+    executable = load(AFFINE, onnx_models.affine(tmp_path / "m")).executable(0, 8)
+    random = np.random.default_rng(4)
+    ahead: tuple[Slot, NDArray] | None = None
+    slots: set[int] = set()
+    for turn in range(7):
+        slot, rows = executable.slot(), random.random((8, 8), dtype=np.float32)
+        slots.add(id(slot))
+        slot.inputs[0][...] = rows
+        executable.stage(slot)
+        if ahead is not None:
+            np.testing.assert_allclose(ahead[0].outputs[0], ahead[1] * 2 + 1, rtol=1e-6)
+        executable.launch(slot)
+        executable.finish(slot)
+        ahead = slot, rows
+        if turn == 3:
+            # Staged and given up, as when its only request is withdrawn: it costs nobody a turn.
+            executable.stage(executable.slot())
+            ahead = None
+    assert len(slots) == SLOTS
 
 
 @pytest.mark.parametrize(
