@@ -116,6 +116,8 @@ def test_rule_70_a_batch_without_progress_is_one_incident_until_it_progresses(wo
     world.sql("UPDATE batches SET last_progress_at = :now", now=world.run(world.store.now_us()))
     watch.later(61)
     assert watch.look() == []
+    (incident,) = world.run(world.store.alerts.incidents(10))
+    assert json.loads(incident.details)["ended_by"] == "progress"
     assert watch.figures()["gateway_batch_alerts_open", "stalled"] == 0
     assert watch.figures()["gateway_batch_alerts_total", "stalled"] == 1
     assert watch.webhook.told == [(batch.id, "opened"), (batch.id, "resolved")]

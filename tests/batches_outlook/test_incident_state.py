@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.batches.scheduling.incident_state import FAILED_US, Changes, Key, Picture, judge, stall_clock_us, watches
+from frontend.batches.scheduling.incident_state import (
+    FAILED_US,
+    Changes,
+    Key,
+    Picture,
+    ending,
+    judge,
+    stall_clock_us,
+    watches,
+)
 from frontend.batches.scheduling.outlook import Outlook
 from frontend.batches.store.route_rows import IncidentRow
 from frontend.batches.store.rows import SECOND_US, BatchRow, WorkspaceRow
@@ -174,6 +183,25 @@ def test_incidents_of_a_rule_that_is_gone_end() -> None:
     incidents = Incidents()
     incidents.judge(picture(ended=[batch()]))
     assert incidents.judge(picture(ended=[batch()]), ()).resolves == (("failed", "b"),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "row", "code"),
+    [
+        (None, batch(), "rule_removed"),
+        (FAILED, batch(state="failed", completed_at=NOW_US), "day_passed"),
+        (FAILED, None, "day_passed"),
+        (STALLED, None, "batch_ended"),
+        (STALLED, batch(completed_at=NOW_US), "batch_ended"),
+        (AT_RISK, batch(completed_at=NOW_US), "batch_ended"),
+        (AT_RISK, batch(), "on_time"),
+        (STALLED, batch(last_progress_at=NOW_US, last_waited_at=NOW_US - 1), "progress"),
+        (STALLED, batch(last_progress_at=NOW_US - 1, last_waited_at=NOW_US), "waits"),
+        (STALLED, batch(last_waited_at=NOW_US), "waits"),
+    ],
+)
+def test_what_ended_an_incident_has_a_code(rule: AlertRule | None, row: BatchRow | None, code: str) -> None:
+    assert ending(rule, row) == code
 
 
 SUBJECTS = st.sets(st.sampled_from("abc"))

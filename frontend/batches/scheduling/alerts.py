@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from frontend.batches.scheduling.delivery_state import Deliveries, Event, is_stale
-from frontend.batches.scheduling.incident_state import FAILED_US, Firing, Key, Picture, judge
+from frontend.batches.scheduling.incident_state import FAILED_US, Firing, Key, Picture, ending, judge
 from frontend.batches.scheduling.outlook import Outlook, Outlooks
 from frontend.batches.scheduling.webhook import NotTold, Webhook
 from frontend.batches.store.errors import StoreUnavailable
@@ -122,9 +122,9 @@ class AlertDuty:
         """Open and resolve what the rules say of this moment. Raises: StoreUnavailable."""
         incidents = await self._store.alerts.open_incidents()
         changes = judge(self._rules, await self._look_at(), incidents, self._pending)
-        for rule, subject in changes.resolves:
-            if await self._store.alerts.resolve(rule, subject):
-                log.info("alert.resolved rule=%s batch=%s", rule, subject)
+        by_key = {(one.rule, one.subject): one for one in incidents}
+        for key in changes.resolves:
+            await self._resolve(by_key[key])
         for firing in changes.opens:
             await self._open_one(firing)
         self._pending = changes.pending
@@ -212,6 +212,17 @@ class AlertDuty:
             if not page.has_more:
                 break
         return found
+
+    async def _resolve(self, incident: IncidentRow) -> None:
+        batch = await self._store.batches.get(None, incident.subject)
+        rule = next((rule for rule in self._rules if rule.name == incident.rule), None)
+        details = json.loads(incident.details) | {"ended_by": ending(rule, batch)}
+        if batch is not None and batch.completed_at is not None:
+            details["ended_state"] = batch.state
+        if await self._store.alerts.resolve(incident.rule, incident.subject, json.dumps(details)):
+            log.info(
+                "alert.resolved rule=%s batch=%s by=%s", incident.rule, incident.subject, details["ended_by"]
+            )  # fmt: skip
 
     async def _open_one(self, firing: Firing) -> None:
         incident = IncidentRow(

@@ -96,6 +96,25 @@ def judge(
     return Changes(opens, resolves, frozenset(waits))
 
 
+def ending(rule: AlertRule | None, batch: BatchRow | None) -> str:
+    """Return the code of what ended an incident.
+
+    Args:
+        rule: None if it is not configured any more.
+        batch: as it is now, None if it is gone.
+    """
+    if rule is None:
+        return "rule_removed"
+    if rule.kind == "batch_failed":
+        return "day_passed"
+    if batch is None or batch.completed_at is not None:
+        return "batch_ended"
+    if rule.kind == "batch_at_risk":
+        return "on_time"
+    waited, progress = batch.last_waited_at or 0, batch.last_progress_at or 0
+    return "waits" if waited > progress else "progress"
+
+
 def watches(rule: AlertRule, workspace: WorkspaceRow | None) -> bool:
     """Return whether a rule is about a workspace's batches."""
     if workspace is None:

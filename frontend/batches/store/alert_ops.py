@@ -66,13 +66,14 @@ class AlertOps:
 
         return await self._db.write(op)
 
-    async def resolve(self, rule: str, subject: str) -> bool:
+    async def resolve(self, rule: str, subject: str, details: str | None = None) -> bool:
         def op() -> Op[bool]:
             now = yield from clock()
             rows = yield from sql(
-                "UPDATE batch_incidents SET resolved_at = :now WHERE rule = :rule AND subject = :subject"
-                " AND resolved_at IS NULL RETURNING id",
+                "UPDATE batch_incidents SET resolved_at = :now, details = coalesce(CAST(:details AS TEXT), details)"
+                " WHERE rule = :rule AND subject = :subject AND resolved_at IS NULL RETURNING id",
                 now=now,
+                details=details,
                 rule=rule,
                 subject=subject,
             )
@@ -86,11 +87,15 @@ class AlertOps:
         )
         return tuple(IncidentRow(*row) for row in rows)
 
-    async def incidents(self, limit: int) -> tuple[IncidentRow, ...]:
+    async def incidents(self, limit: int, *, offset: int = 0, resolved: bool = False) -> tuple[IncidentRow, ...]:
+        which = " WHERE resolved_at IS NOT NULL" if resolved else ""
+        order = "resolved_at DESC" if resolved else "opened_at DESC"
         rows = await query(
             self._db,
-            f"SELECT {INCIDENT} FROM batch_incidents ORDER BY opened_at DESC, id DESC LIMIT CAST(:limit AS BIGINT)",
+            f"SELECT {INCIDENT} FROM batch_incidents{which} ORDER BY {order}, id DESC"
+            " LIMIT CAST(:limit AS BIGINT) OFFSET CAST(:offset AS BIGINT)",
             limit=limit,
+            offset=offset,
         )
         return tuple(IncidentRow(*row) for row in rows)
 

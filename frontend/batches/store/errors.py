@@ -32,6 +32,10 @@ class IdempotencyConflict(AlreadyExists):
     """The ``Idempotency-Key`` was used within 24 h with a different request."""
 
 
+class SettingsChanged(AlreadyExists):
+    """Other settings are there than those that were to be replaced; nothing changed."""
+
+
 class InputInUse(InvalidInput):
     """A file that an unfinished, not yet validated batch still reads cannot be deleted."""
 

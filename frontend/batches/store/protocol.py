@@ -292,8 +292,13 @@ class Scheduling(Protocol):
 
     async def all_settings(self) -> tuple[SchedulingRow, ...]: ...
 
-    async def put_settings(self, row: SchedulingRow, audit: AuditRow | None) -> SchedulingRow:
-        """Replace a route's whole settings and write the audit row in the same transaction."""
+    async def put_settings(
+        self, row: SchedulingRow, audit: AuditRow | None, *, expected: int | None = None
+    ) -> SchedulingRow:
+        """Replace a route's whole settings and write the audit row in the same transaction.
+
+        ``expected``: ``updated_at`` of those to replace, 0 for none, None for any. Raises: SettingsChanged.
+        """
 
     async def put_cap(self, cap: RouteCap, expected: int | None = None) -> RouteCap:
         """Store an adaptive cap unless another process moved it away from ``expected``; return what stands now."""
@@ -316,8 +321,10 @@ class Scheduling(Protocol):
 
     async def audit(self, row: AuditRow) -> None: ...
 
-    async def audit_log(self, limit: int, before_seq: int | None = None) -> tuple[AuditRow, ...]:
-        """Return newest first."""
+    async def audit_log(
+        self, limit: int, before_seq: int | None = None, *, action: str | None = None, subject: str | None = None
+    ) -> tuple[AuditRow, ...]:
+        """Return newest first; of one action, about one subject, if they are given."""
 
 
 class Processes(Protocol):

@@ -11,6 +11,7 @@ from frontend.batches.store.audit_ops import add_audit
 from frontend.batches.store.batch_ops import BATCH
 from frontend.batches.store.claim_ops import route_view
 from frontend.batches.store.claim_state import fair_order
+from frontend.batches.store.errors import SettingsChanged
 from frontend.batches.store.protocol import FRESH_US
 from frontend.batches.store.route_rows import AuditRow, RouteCap, RouteCount, SignalRow
 from frontend.batches.store.rows import (
@@ -39,6 +40,8 @@ PUT_SETTINGS: Final = (
     f"INSERT INTO deployment_batch_scheduling ({SETTINGS}) VALUES (:" + SETTINGS.replace(", ", ", :") + ")"
     " ON CONFLICT (route_id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in SETTINGS.split(", ")[1:])
+    + " WHERE CAST(:expected AS BIGINT) IS NULL OR deployment_batch_scheduling.updated_at = :expected"
+    " RETURNING route_id"
 )
 PUT_CAP: Final = (
     f"INSERT INTO deployment_batch_caps ({CAP}) VALUES (:{CAP.replace(', ', ', :')})"
@@ -158,10 +161,14 @@ class SchedulingOps:
         rows = await query(self._db, f"SELECT {SETTINGS} FROM deployment_batch_scheduling ORDER BY route_id")
         return tuple(SchedulingRow(*row) for row in rows)
 
-    async def put_settings(self, row: SchedulingRow, audit: AuditRow | None) -> SchedulingRow:
+    async def put_settings(
+        self, row: SchedulingRow, audit: AuditRow | None, *, expected: int | None = None
+    ) -> SchedulingRow:
         def op() -> Op[SchedulingRow]:
-            stored = replace(row, updated_at=(yield from clock()))
-            yield from sql(PUT_SETTINGS, **_named(SETTINGS, stored))
+            # Later than what it replaces, also if the clock stepped back: the time is what tells versions apart.
+            stored = replace(row, updated_at=max((yield from clock()), (expected or 0) + 1))
+            if not (yield from sql(PUT_SETTINGS, **_named(SETTINGS, stored), expected=expected)):
+                raise SettingsChanged(f"the settings of route {row.route_id!r} were changed by somebody else")
             if audit is not None:
                 yield from add_audit(audit)
             return stored
@@ -243,12 +250,18 @@ class SchedulingOps:
     async def audit(self, row: AuditRow) -> None:
         await self._db.write(lambda: add_audit(row))
 
-    async def audit_log(self, limit: int, before_seq: int | None = None) -> tuple[AuditRow, ...]:
+    async def audit_log(
+        self, limit: int, before_seq: int | None = None, *, action: str | None = None, subject: str | None = None
+    ) -> tuple[AuditRow, ...]:
         rows = await query(
             self._db,
-            f"SELECT {AUDIT} FROM audit_log WHERE CAST(:before AS BIGINT) IS NULL OR seq < :before"
+            f"SELECT {AUDIT} FROM audit_log WHERE (CAST(:before AS BIGINT) IS NULL OR seq < :before)"
+            " AND (CAST(:action AS TEXT) IS NULL OR action = :action)"
+            " AND (CAST(:subject AS TEXT) IS NULL OR subject = :subject)"
             " ORDER BY seq DESC LIMIT CAST(:limit AS BIGINT)",
             before=before_seq,
+            action=action,
+            subject=subject,
             limit=limit,
         )
         return tuple(AuditRow(*row) for row in rows)

@@ -66,14 +66,14 @@ class Alerts(Protocol):
     async def open_incident(self, incident: IncidentRow) -> bool:
         """Open it; False (and nothing changed) if one is open for its rule and subject."""
 
-    async def resolve(self, rule: str, subject: str) -> bool:
-        """End the open incident; False if there is none."""
+    async def resolve(self, rule: str, subject: str, details: str | None = None) -> bool:
+        """End the open incident, with other details (JSON object text) if they are given; False if there is none."""
 
     async def open_incidents(self) -> tuple[IncidentRow, ...]:
         """Return the unresolved ones, oldest first."""
 
-    async def incidents(self, limit: int) -> tuple[IncidentRow, ...]:
-        """Return the newest, resolved or not."""
+    async def incidents(self, limit: int, *, offset: int = 0, resolved: bool = False) -> tuple[IncidentRow, ...]:
+        """Return the newest; with ``resolved`` only those that have ended, newest end first."""
 
     async def undelivered(self, limit: int) -> tuple[tuple[IncidentRow, IncidentEvent], ...]:
         """Return what the outside was not told yet, oldest incident first, its opening before its end."""
