@@ -14,6 +14,7 @@ after the next one. A slot that is never launched after all is taken back there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -41,6 +42,18 @@ class Footprint:
     exact: bool
 
 
+@dataclass(slots=True)
+class Rows:
+    """Rows of a batch that lie in memory of the caller: ``array`` holds rows ``at`` on of input or output ``tensor``.
+
+    The batch axis is in front, and the array C-contiguous; it must stay alive until ``finish`` or ``unstage``.
+    """
+
+    tensor: int
+    at: int
+    array: NDArray
+
+
 class Slot(Protocol):
     """Buffers of one execution, host side, full batch size along the batch axis, C-contiguous.
 
@@ -63,6 +76,14 @@ class Executable(Protocol):
         """Whether ``bind`` works: the engine can run on the caller's host memory without a copy."""
         ...
 
+    @property
+    def direct_bytes(self) -> int:
+        """Rows side by side of at least so many bytes are better given to ``rows`` than copied by the caller; 0: none.
+
+        An engine on a device copies them from and to where they lie, beside the running execution.
+        """
+        ...
+
     def slot(self) -> Slot:
         """Return the engine's own staging buffers. The caller fills every input row; padding rows must be zeros."""
         ...
@@ -71,8 +92,19 @@ class Executable(Protocol):
         """Return a slot over the caller's C-contiguous arrays, which must stay alive until ``finish``."""
         ...
 
+    def rows(self, slot: Slot, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        """Let rows lie with the caller instead of in the arrays of ``slot()``, whose same rows are not looked at then.
+
+        Before ``stage``; only where ``direct_bytes`` is not 0. No two may share a row of a tensor.
+        """
+        ...
+
     def stage(self, slot: Slot) -> None:
         """Start moving inputs to the device; a no-op where there is nothing to move."""
+        ...
+
+    def unstage(self, slot: Slot) -> None:
+        """Give up a staged slot that will not be launched: afterwards nothing reads its inputs."""
         ...
 
     def launch(self, slot: Slot) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as binding
 
 from engines.agreement import FileTensor, model_name, require_agreement, require_facts
-from engines.base import Footprint, Slot, Timing
+from engines.base import Footprint, Rows, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.cpus import available_cpus, compute_threads
@@ -174,6 +175,7 @@ class OnnxRuntimeExecutable:
     """One (variant, batch size) of a session; ``launch`` blocks and releases the GIL."""
 
     binds = True
+    direct_bytes = 0
 
     def __init__(self, session: Any, plan: Plan, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -214,8 +216,14 @@ class OnnxRuntimeExecutable:
         slot.io = io
         return slot
 
+    def rows(self, slot: Slot, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        raise AssertionError("rows are gathered into the slot: there is no device to copy them to")
+
     def stage(self, slot: Slot) -> None:
         """Nothing to move: the CPU computes where the arrays are."""
+
+    def unstage(self, slot: Slot) -> None:
+        """Nothing was moved."""
 
     def launch(self, slot: Slot) -> None:
         assert isinstance(slot, _BoundSlot)

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 
+from engines.base import Rows
 from engines.bundle.signature import LINE_BYTES, Signature
 from engines.errors import EngineFailed
 from engines.tensor import NDArray, TensorSpec, element_count
@@ -62,6 +63,14 @@ class Plan:
         for array, spec, shape in zip(given, specs, shapes, strict=True):
             fits = array.shape == shape and array.dtype == spec.element.numpy and array.flags.c_contiguous
             assert fits, f"'{spec.name}': expected C-contiguous {spec.dtype} {shape}, got {array.dtype} {array.shape}"
+
+    def row_offset_bytes(self, shapes: tuple[tuple[int, ...], ...], rows: Rows) -> int:
+        """Return where ``rows`` begin in their tensor of ``shapes``; asserts that they are rows of it."""
+        full = shapes[rows.tensor]
+        given = rows.array.shape
+        fits = given[1:] == full[1:] and rows.at + given[0] <= full[0] and rows.array.flags.c_contiguous
+        assert fits, f"rows {rows.at} on of a tensor {full}: got contiguous={rows.array.flags.c_contiguous} {given}"
+        return rows.at * element_count(full[1:]) * rows.array.itemsize
 
     def checked(self, index: int, array: NDArray) -> NDArray:
         """Return output ``index`` if its shape and type are what the signature allows.

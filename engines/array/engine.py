@@ -8,6 +8,7 @@ numpy's functions. It is not made to be fast.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from engines.agreement import model_name, require_agreement, require_facts
 from engines.array.interpreter import Interpreter, NodeFailed, to_host
 from engines.array.loading import load_graph
 from engines.array.operator import Array
-from engines.base import Footprint, Slot, Timing
+from engines.base import Footprint, Rows, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.errors import EngineFailed
@@ -115,6 +116,7 @@ class ArrayExecutable:
     """One (variant, batch size); results are copied into the slot's arrays in ``finish``."""
 
     binds = True
+    direct_bytes = 0
 
     def __init__(self, interpreter: Interpreter, plan: Plan, batch_size: int, xp: Any) -> None:
         self.batch_size = batch_size
@@ -133,11 +135,17 @@ class ArrayExecutable:
         self._plan.require_fit(inputs, outputs)
         return _ArraySlot(inputs, list(outputs))
 
+    def rows(self, slot: Slot, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        raise AssertionError("rows are gathered into the slot: there is no device to copy them to")
+
     def stage(self, slot: Slot) -> None:
         assert isinstance(slot, _ArraySlot)
         slot.feeds = {
             spec.name: self._xp.asarray(array) for spec, array in zip(self._plan.input_specs, slot.inputs, strict=True)
         }
+
+    def unstage(self, slot: Slot) -> None:
+        """Nothing was moved."""
 
     def launch(self, slot: Slot) -> None:
         assert isinstance(slot, _ArraySlot)

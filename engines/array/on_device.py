@@ -7,7 +7,7 @@ of the device layer: that is what it is for. A library that compiles models is f
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from engines.agreement import model_name, require_agreement, require_facts
 from engines.array.graph import Graph
 from engines.array.interpreter import Interpreter, NodeFailed, Notes, to_host
 from engines.array.loading import load_graph
-from engines.base import Footprint, Slot, Timing
+from engines.base import Footprint, Rows, Slot, Timing
 from engines.bundle.manifest import Manifest
 from engines.bundle.signature import Signature
 from engines.device.base import Graph as DeviceGraph
@@ -25,6 +25,7 @@ from engines.device.base import Span, Work
 from engines.device.errors import CannotCapture, OutOfDeviceMemory
 from engines.device.shared import SharedDevice
 from engines.device.staging import DeviceSlot, Layout
+from engines.device.transfer import DIRECT_BYTES
 from engines.device.weights import SlabWeights
 from engines.errors import EngineFailed
 from engines.process_memory import release_freed
@@ -221,6 +222,7 @@ class DeviceArrayExecutable:
     """
 
     binds = True
+    direct_bytes = DIRECT_BYTES
 
     def __init__(self, model: DeviceArrayModel, shared: SharedDevice, plan: Plan, batch_size: int, room: int) -> None:
         self.batch_size = batch_size
@@ -242,9 +244,17 @@ class DeviceArrayExecutable:
         slot.use(inputs, outputs)
         return slot
 
+    def rows(self, slot: Slot, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        assert isinstance(slot, _ArrayDeviceSlot)
+        slot.use_rows(inputs, outputs)
+
     def stage(self, slot: Slot) -> None:
         assert isinstance(slot, _ArrayDeviceSlot)
         slot.send()
+
+    def unstage(self, slot: Slot) -> None:
+        assert isinstance(slot, _ArrayDeviceSlot)
+        slot.unstage()
 
     def launch(self, slot: Slot) -> None:
         assert isinstance(slot, _ArrayDeviceSlot)
@@ -256,7 +266,7 @@ class DeviceArrayExecutable:
 
         with shared.lock:
             # Under the lock: weights move between executions.
-            reads, writes = [slot.input_span, *self._model.weight_spans()], [slot.output_span]
+            reads, writes = [*slot.input_parts, *self._model.weight_spans()], [slot.output_span]
             if slot.graph is None and self._can_replay and self._captures:
                 slot.graph = self._captured(slot, work, reads, writes)
             try:
@@ -279,8 +289,7 @@ class DeviceArrayExecutable:
         for reason, refused in zip(slot.reasons, slot.refused if self._room else (), strict=False):
             if refused:
                 raise EngineFailed(f"model '{self._plan.model}': {reason}")
-        for index, shape in enumerate(slot.shapes):
-            slot.take_output(index, shape)
+        slot.take_outputs(slot.shapes)
         return timing
 
     def drop_graphs(self) -> None:

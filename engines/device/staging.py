@@ -1,7 +1,7 @@
 """Buffers of one execution on a device: pinned host memory, device memory of the same layout, and what times them.
 
-All inputs lie in one piece, all outputs in another, so that the engine's own buffers take one copy each way. Arrays of
-the caller are copied straight from and to where they lie if that memory is registered, else through the pinned buffers.
+All inputs lie in one piece, all outputs in another, so that the engine's own buffers take one copy each way; what the
+caller has elsewhere goes its own way (``transfer``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from engines.base import Timing
+from engines.base import Rows, Timing
 from engines.device.base import ALIGNMENT_BYTES, Event, Span
 from engines.device.shared import SharedDevice
+from engines.device.transfer import Transfer
 from engines.staging import Plan
 from engines.tensor import NDArray, TensorSpec, element_count
 
@@ -35,6 +34,11 @@ class Layout:
             offsets.append(end)
             end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return cls(tuple(offsets), tuple(each), end)
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """Offset and size of each."""
+        return list(zip(self.offsets, self.sizes, strict=True))
 
     @classmethod
     def of_tensors(cls, specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], extra_bytes: int = 0) -> Layout:
@@ -75,12 +79,18 @@ class DeviceSlot:
         self.output_span = whole.part(self._in.size_bytes, self._out.size_bytes)
         self._own_inputs = self._arrays(plan.input_specs, plan.inputs, self._in, 0)
         self._own_outputs = self._arrays(plan.output_specs, plan.outputs, self._out, self._in.size_bytes)
-        self._own = True
-        self._straight_out: list[bool] = [False] * len(plan.outputs)
+        room, start = self._pinned.array, self._in.size_bytes
+        self._in_transfer = Transfer(shared, room[:start], self._in.extents)
+        self._out_transfer = Transfer(shared, room[start : start + self._out.size_bytes], self._out.extents)
         self._events: dict[str, Event] = {moment: device.event() for moment in _MOMENTS}
 
     def input_part(self, index: int) -> Span:
         return self.input_span.part(self._in.offsets[index], self._in.sizes[index])
+
+    @property
+    def input_parts(self) -> list[Span]:
+        """What an execution reads: not the gaps between the inputs, where nothing is ever written."""
+        return [self.input_part(index) for index, size in enumerate(self._in.sizes) if size]
 
     def output_part(self, index: int) -> Span:
         return self.output_span.part(self._out.offsets[index], self._out.sizes[index])
@@ -98,32 +108,38 @@ class DeviceSlot:
 
     def use_own(self) -> None:
         """Hand out the pinned arrays; outputs of a data-dependent size were replaced by the last run's."""
-        self.inputs, self.outputs, self._own = list(self._own_inputs), list(self._own_outputs), True
+        self.inputs, self.outputs = list(self._own_inputs), list(self._own_outputs)
+        self._in_transfer.reset()
+        self._out_transfer.reset()
 
     def use(self, inputs: list[NDArray], outputs: list[NDArray]) -> None:
         """Run on the caller's arrays, which must stay until the results are there."""
         self._plan.require_fit(inputs, outputs)
-        self.inputs, self.outputs, self._own = inputs, list(outputs), False
+        self.use_own()
+        for index, array in enumerate(inputs):
+            self._in_transfer.use(index, 0, array)
+        for index, (array, dynamic) in enumerate(zip(outputs, self._plan.dynamic, strict=True)):
+            if not dynamic:
+                self._out_transfer.use(index, 0, array)
+        self.inputs, self.outputs = inputs, list(outputs)
+
+    def use_rows(self, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        """Let rows lie with the caller, beside those in the pinned arrays; after ``use_own``."""
+        for rows in inputs:
+            self._in_transfer.use(rows.tensor, self._plan.row_offset_bytes(self._plan.inputs, rows), rows.array)
+        for rows in outputs:
+            self._out_transfer.use(rows.tensor, self._plan.row_offset_bytes(self._plan.outputs, rows), rows.array)
 
     def send(self) -> None:
         """Enqueue the copies of the inputs."""
         shared = self._shared
-        device, stream = shared.device, shared.copy_in
+        self.unstage()
         self.staged = True
-        straight = [not self._own and shared.reaches(array) for array in self.inputs]
-        if not self._own:
-            for own, array, is_straight in zip(self._own_inputs, self.inputs, straight, strict=True):
-                if not is_straight:
-                    np.copyto(own, array)
+        self._in_transfer.collect()
         with shared.lock:
-            stream.record(self._events["copy in from"])
-            if not any(straight):
-                device.copy_in(self.input_span, self._pinned.array[: self._in.size_bytes], stream)
-            else:
-                for index, is_straight in enumerate(straight):
-                    source = self.inputs[index] if is_straight else self._own_inputs[index]
-                    device.copy_in(self.input_part(index), source, stream)
-            stream.record(self._events["copied in"])
+            shared.copy_in.record(self._events["copy in from"])
+            self._in_transfer.copy_in(self.input_span, shared.copy_in)
+            shared.copy_in.record(self._events["copied in"])
 
     def begin(self) -> None:
         """Order the compute stream behind the inputs; the work comes next."""
@@ -135,23 +151,11 @@ class DeviceSlot:
     def end(self) -> None:
         """Enqueue the copies of the outputs behind the work; the lock is held since ``begin``."""
         shared = self._shared
-        device, stream = shared.device, shared.copy_out
+        stream = shared.copy_out
         shared.compute.record(self._events["ended"])
         stream.wait(self._events["ended"])
         stream.record(self._events["copy out from"])
-        self._straight_out = [
-            not self._own and not dynamic and shared.reaches(array)
-            for array, dynamic in zip(self.outputs, self._plan.dynamic, strict=True)
-        ]
-        if not any(self._straight_out):
-            start = self._in.size_bytes
-            device.copy_out(self._pinned.array[start : start + self._out.size_bytes], self.output_span, stream)
-        else:
-            for index, straight in enumerate(self._straight_out):
-                target = self.outputs[index] if straight else self._own_outputs[index]
-                device.copy_out(target, self.output_part(index), stream)
-            if len(self._out.sizes) > len(self.outputs):
-                device.copy_out(self.refused, self.refusal_part, stream)
+        self._out_transfer.copy_out(self.output_span, stream)
         stream.record(self._events["copied out"])
 
     def wait(self) -> Timing:
@@ -177,17 +181,19 @@ class DeviceSlot:
             self._events["copied in"].synchronize()
             self.staged = False
 
-    def take_output(self, index: int, shape: tuple[int, ...]) -> None:
-        """Put an output where the caller looks for it, after ``wait``; ``shape`` is its real one."""
-        own = self._own_outputs[index]
-        if self._plan.dynamic[index]:
-            self.outputs[index] = own.reshape(-1)[: element_count(shape)].reshape(shape).copy()
-        elif not self._own and not self._straight_out[index]:
-            np.copyto(self.outputs[index], own)
+    def take_outputs(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Put outputs where the caller looks for them, after ``wait``; ``shapes`` are their real ones."""
+        for index, shape in enumerate(shapes):
+            if self._plan.dynamic[index]:
+                room = self._own_outputs[index].reshape(-1)
+                self.outputs[index] = room[: element_count(shape)].reshape(shape).copy()
+        self._out_transfer.deliver()
 
     def close(self) -> None:
         """Free the buffers; nothing may be in flight."""
         self._own_inputs, self._own_outputs, self.inputs, self.outputs = [], [], [], []
+        self._in_transfer.close()
+        self._out_transfer.close()
         self._buffer.free()
         self._pinned.free()
         for event in self._events.values():

@@ -155,7 +155,8 @@ class ProfileContext:
 
     def _prepare(self, key: tuple[int, int], region: Span) -> _Prepared:
         weights, scratch = self._weights.span, self._rooms.scratch
-        reads = [region.part(0, self.inputs_bytes)] if self.inputs_bytes else []
+        # Not the gaps between inputs, where nothing is ever written.
+        reads = [region.part(tensor.offset_bytes, tensor.room_bytes) for tensor in self.inputs if tensor.room_bytes]
         writes = []
         if self.region_bytes > self.inputs_bytes:
             writes.append(region.part(self.inputs_bytes, self.region_bytes - self.inputs_bytes))

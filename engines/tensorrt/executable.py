@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.base import Slot, Timing
+from engines.base import Rows, Slot, Timing
+from engines.device.transfer import DIRECT_BYTES
 from engines.staging import SLOTS, Plan, aligned_zeros
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
@@ -25,6 +27,7 @@ class TensorRTExecutable:
     """Runs one profile; pinned memory is allocated by the first ``slot``."""
 
     binds = True
+    direct_bytes = DIRECT_BYTES
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class TensorRTExecutable:
         place = self._turn()
         # Outputs of a data-dependent size were replaced by the last run's.
         place.own.outputs[:] = place.own.given
+        place.own.use_own()
         place.last = place.own
         return place.own
 
@@ -54,9 +58,17 @@ class TensorRTExecutable:
         place.last = self._made(place.pinned, inputs, outputs, bound=True)
         return place.last
 
+    def rows(self, slot: Slot, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        assert isinstance(slot, DeviceSlot)
+        slot.use_rows(self._plan, inputs, outputs)
+
     def stage(self, slot: Slot) -> None:
         assert isinstance(slot, DeviceSlot)
         slot.stage()
+
+    def unstage(self, slot: Slot) -> None:
+        assert isinstance(slot, DeviceSlot)
+        slot.unstage()
 
     def launch(self, slot: Slot) -> None:
         assert isinstance(slot, DeviceSlot)

@@ -3,19 +3,22 @@
 States: idle -> staged (inputs on their way to a region) -> launched (execution and the way back are enqueued) -> idle.
 A region that is taken back turns a staged slot idle again; ``launch`` stages it anew.
 
-Copies name page-locked memory only. Arrays of the caller that lie in registered memory are read and written where they
-are; any others pass through the slot's own pinned arrays.
+Copies name page-locked memory only. What the caller has in registered memory is read and written where it lies, whole
+arrays as well as runs of rows; anything else passes through the slot's own pinned arrays (``engines.device.transfer``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, unique
 
 import numpy as np
 
-from engines.base import Timing
-from engines.device.base import PinnedMemory, Span
+from engines.base import Rows, Timing
+from engines.device.base import PinnedMemory
+from engines.device.transfer import Transfer
 from engines.errors import EngineFailed
+from engines.staging import Plan
 from engines.tensor import BY_NAME, NDArray, element_count
 from engines.tensorrt.context import IoTensor, Outcome, ProfileContext
 from engines.tensorrt.rooms import Region, Rooms
@@ -79,18 +82,39 @@ class DeviceSlot:
         self._context = context
         self._device = rooms.device
         self._rooms = rooms
-        self._bound = bound
-        self._direct_in = [bound and rooms.shared.reaches(array) for array in inputs]
-        self._direct_out = [bound and rooms.shared.reaches(array) for array in outputs]
+        start = context.inputs_bytes
+        into = [(tensor.offset_bytes, tensor.room_bytes) for tensor in context.inputs]
+        # Outputs whose size the data decides are fetched when it is known.
+        out = [(tensor.offset_bytes - start, 0 if tensor.dynamic else tensor.room_bytes) for tensor in context.outputs]
+        self._in_transfer = Transfer(rooms.shared, pinned.room[:start], into)
+        self._out_transfer = Transfer(rooms.shared, pinned.room[start:], out)
+        if bound:
+            for index, array in enumerate(inputs):
+                self._in_transfer.use(index, 0, array)
+            for index, (array, tensor) in enumerate(zip(outputs, context.outputs, strict=True)):
+                if not tensor.dynamic:
+                    self._out_transfer.use(index, 0, array)
         self._region: Region | None = None
         self._outcome: Outcome | None = None
 
+    def use_own(self) -> None:
+        """Let everything pass through the pinned arrays again; of a slot that is not bound, and idle."""
+        self._in_transfer.reset()
+        self._out_transfer.reset()
+
+    def use_rows(self, plan: Plan, inputs: Sequence[Rows], outputs: Sequence[Rows]) -> None:
+        """Let rows lie with the caller, beside those in the pinned arrays; of a slot that is not bound, and idle."""
+        for rows in inputs:
+            self._in_transfer.use(rows.tensor, plan.row_offset_bytes(plan.inputs, rows), rows.array)
+        for rows in outputs:
+            self._out_transfer.use(rows.tensor, plan.row_offset_bytes(plan.outputs, rows), rows.array)
+
     def stage(self) -> None:
         """Begin copying inputs to the device."""
+        assert self.state is not State.LAUNCHED, "staged while it runs"
+        self.unstage()
+        self._in_transfer.collect()
         with self._rooms.lock:
-            assert self.state is not State.LAUNCHED, "staged while it runs"
-            if self.state is State.STAGED:
-                self.unstage()
             self._stage()
 
     def launch(self) -> None:
@@ -100,6 +124,8 @@ class DeviceSlot:
             assert self.state is not State.LAUNCHED, "launched twice"
             self.error = None
             if self.state is State.IDLE:
+                # The region was taken back.
+                self._in_transfer.collect()
                 self._stage()
             region = self._region
             assert region is not None
@@ -163,6 +189,8 @@ class DeviceSlot:
     def release(self) -> None:
         """Let go of every array."""
         self.inputs, self.outputs, self.given = [], [], []
+        self._in_transfer.close()
+        self._out_transfer.close()
 
     def _leave(self) -> None:
         if self._region is not None:
@@ -173,52 +201,16 @@ class DeviceSlot:
     def _stage(self) -> None:
         context, stream = self._context, self._rooms.shared.copy_in
         region = self._region = self._rooms.acquire(self)
-        span = region.span
         stream.record(region.copy_started)
-        if not any(self._direct_in):
-            if self._bound:
-                for array, own in zip(self.inputs, self.pinned.inputs, strict=True):
-                    own[...] = array
-            self._copy_in(span.part(0, context.inputs_bytes), self.pinned.room[: context.inputs_bytes])
-        else:
-            for tensor, array, own, direct in zip(
-                context.inputs, self.inputs, self.pinned.inputs, self._direct_in, strict=True
-            ):
-                if not direct:
-                    own[...] = array
-                self._copy_in(span.part(tensor.offset_bytes, tensor.room_bytes), _raw(array if direct else own))
-            # Gaps between inputs are read by nobody, but a launch declares the whole part.
-            self._fill_gaps(span)
+        self._in_transfer.copy_in(region.span.part(0, context.inputs_bytes), stream)
         stream.record(region.inputs_ready)
         self.state = State.STAGED
 
-    def _fill_gaps(self, span: Span) -> None:
-        ends = [*(tensor.offset_bytes for tensor in self._context.inputs[1:]), self._context.inputs_bytes]
-        for tensor, end in zip(self._context.inputs, ends, strict=True):
-            start = tensor.offset_bytes + tensor.room_bytes
-            if end > start:
-                self._device.zero(span.part(start, end - start), self._rooms.shared.copy_in)
-
-    def _copy_in(self, target: Span, source: NDArray) -> None:
-        if target.size_bytes:
-            self._device.copy_in(target, source, self._rooms.shared.copy_in)
-
     def _copy_out(self, region: Region) -> None:
-        """Enqueue copies of all outputs whose size is known: one for all if they go to the slot's own arrays."""
-        context, span, stream = self._context, region.span, self._rooms.shared.copy_out
-        if not self._bound and not context.dynamic:
-            size = context.region_bytes - context.inputs_bytes
-            if size:
-                self._device.copy_out(
-                    self.pinned.room[context.inputs_bytes :], span.part(context.inputs_bytes, size), stream
-                )
-            return
-        for tensor, array, own, direct in zip(
-            context.outputs, self.outputs, self.pinned.outputs, self._direct_out, strict=True
-        ):
-            if not tensor.dynamic and tensor.room_bytes:
-                source = span.part(tensor.offset_bytes, tensor.room_bytes)
-                self._device.copy_out(_raw(array if direct else own), source, stream)
+        """Enqueue copies of all outputs whose size is known."""
+        context = self._context
+        size_bytes = context.region_bytes - context.inputs_bytes
+        self._out_transfer.copy_out(region.span.part(context.inputs_bytes, size_bytes), self._rooms.shared.copy_out)
 
     def _collect(self, region: Region, outcome: Outcome) -> None:
         """Bring the outputs where the caller reads them: those of unknown size have one now."""
@@ -233,8 +225,7 @@ class DeviceSlot:
                 if size:
                     self._device.copy_out(room, region.span.part(tensor.offset_bytes, size), stream)
                 pending.append((index, room, shape, dtype.numpy))
-            elif self._bound and not self._direct_out[index]:
-                self.outputs[index][...] = self.pinned.outputs[index]
+        self._out_transfer.deliver()
         if pending:
             stream.synchronize()
         for index, room, shape, numpy_dtype in pending:
@@ -255,7 +246,3 @@ def _view(room: NDArray, tensor: IoTensor) -> NDArray:
     dtype = BY_NAME[tensor.dtype]
     size = element_count(shape) * dtype.itemsize
     return room[tensor.offset_bytes : tensor.offset_bytes + size].view(dtype.numpy).reshape(shape)
-
-
-def _raw(array: NDArray) -> NDArray:
-    return array.reshape(-1).view(np.uint8)

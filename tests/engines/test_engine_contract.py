@@ -13,8 +13,9 @@ import pytest
 import onnx_models
 from array_on_host import HostDeviceArrayEngine
 from engines.array.engine import ArrayEngine
-from engines.base import Engine, Executable, Model, Slot
+from engines.base import Engine, Executable, Model, Rows, Slot
 from engines.bundle.manifest import Manifest
+from engines.device.shared import SharedDevice
 from engines.errors import EngineFailed, NotReady
 from engines.onnxruntime import OnnxRuntimeEngine
 from engines.probe import TOLERANCE, resolve
@@ -333,6 +334,46 @@ def test_nd_03_two_models_interleaved(load: Load, tmp_path: Path) -> None:
         a.finish(slot_a)
         np.testing.assert_allclose(slot_a.outputs[0], rows_a * 2 + 1, rtol=1e-6)
         np.testing.assert_allclose(slot_b.outputs[0], rows_b * -3 + 5, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_taken_from_and_brought_to_where_they_lie(load: Load, engine: Engine, tmp_path: Path) -> None:
+    """A batch of 8 in four parts: rows in an arena, rows in the slot, rows in other memory, a row of padding."""
+    executable = load(AFFINE, onnx_models.affine(tmp_path / "m")).executable(0, 8)
+    if executable.direct_bytes == 0:
+        with pytest.raises(AssertionError, match="gathered into the slot"):
+            executable.rows(executable.slot(), [], [])
+        return
+    shared: SharedDevice = engine.shared  # type: ignore[attr-defined]
+    arena, random = np.zeros((2, 16, 8), np.float32), np.random.default_rng(8)
+    assert shared.register(arena, "arena")
+    for turn in range(6):
+        rows = random.random((7, 8), dtype=np.float32)
+        far_in, far_out = rows[5:].copy(), np.zeros((2, 8), np.float32)
+        arena[0, turn : turn + 3], arena[1] = rows[:3], 0
+        slot = executable.slot()
+        # Not looked at where rows lie elsewhere; padding is zeros.
+        slot.inputs[0][...] = 99
+        slot.inputs[0][3:5], slot.inputs[0][7] = rows[3:5], 0
+        executable.rows(
+            slot,
+            [Rows(0, 5, far_in), Rows(0, 0, arena[0, turn : turn + 3])],
+            [Rows(0, 0, arena[1, 9:12]), Rows(0, 5, far_out)],
+        )
+        executable.stage(slot)
+        if turn == 2:
+            executable.unstage(slot)
+            executable.stage(slot)
+        executable.launch(slot)
+        executable.finish(slot)
+        expected = rows * 2 + 1
+        np.testing.assert_allclose(arena[1, 9:12], expected[:3], rtol=1e-6)
+        np.testing.assert_allclose(slot.outputs[0][3:5], expected[3:5], rtol=1e-6)
+        np.testing.assert_allclose(far_out, expected[5:], rtol=1e-6)
+        assert not arena[1, :9].any()
+        assert not arena[1, 12:].any()
+        # The next batch on these slots has all of its rows in the slot again.
+        np.testing.assert_allclose(staged(executable, [rows])[0][:7], expected, rtol=1e-6)
+    shared.unregister(arena)
 
 
 def test_next_batch_is_staged_while_one_is_not_read_yet(load: Load, tmp_path: Path) -> None:

@@ -278,10 +278,11 @@ def test_rows_of_registered_memory_are_copied_once(tmp_path: Path, registers: bo
     block[0] = rows_of(3, 8)
     for start in (0, 4, 2):
         slot = executable.bind([block[0, start : start + 4]], [block[1, start : start + 4]])
-        assert slot._direct_in == slot._direct_out == [registers]  # type: ignore[attr-defined]
         executable.stage(slot)
         executable.launch(slot)
         executable.finish(slot)
+        wanted_bytes = 4 * WIDTH * 4 if registers else 0
+        assert slot._in_transfer.straight_bytes == slot._out_transfer.straight_bytes == wanted_bytes  # type: ignore[attr-defined]
         np.testing.assert_array_equal(block[1, start : start + 4], model.run([block[0, start : start + 4].copy()])[0])
     engine.shared.unregister(block)
     model.close()
