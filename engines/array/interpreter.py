@@ -76,6 +76,11 @@ class Interpreter:
         }
 
     @property
+    def multiplies(self) -> bool:
+        """Whether any node computes matrix products."""
+        return any(OPERATORS[node.operator].multiplies for node in self._graph.nodes)
+
+    @property
     def refusal_room(self) -> int:
         """Most refusals that one run can leave behind."""
         return sum(OPERATORS[node.operator].may_refuse for node in self._graph.nodes)

@@ -175,6 +175,12 @@ class DeviceArrayModel:
 
     def prepare(self, signature: Signature) -> None:
         assert not self._closed, "the model is closed"
+        can = self._shared.device.capabilities
+        captures = can.graphs
+        if captures and not can.captures_products and self._interpreter.multiplies:
+            # Not tried: a capture that the array module breaks off midway is a state nobody else tests.
+            captures = False
+            log.info("graph.refused model=%s reason=the array module records no matrix products", self._name)
         self._executables = {
             (variant, batch_size): DeviceArrayExecutable(
                 self,
@@ -182,6 +188,7 @@ class DeviceArrayModel:
                 Plan.of(self._name, signature, variant, batch_size),
                 batch_size,
                 self._interpreter.refusal_room,
+                captures,
             )
             for variant in range(len(signature.variants))
             for batch_size in signature.batch_sizes
@@ -224,14 +231,16 @@ class DeviceArrayExecutable:
     binds = True
     direct_bytes = DIRECT_BYTES
 
-    def __init__(self, model: DeviceArrayModel, shared: SharedDevice, plan: Plan, batch_size: int, room: int) -> None:
+    def __init__(
+        self, model: DeviceArrayModel, shared: SharedDevice, plan: Plan, batch_size: int, room: int, captures: bool
+    ) -> None:
         self.batch_size = batch_size
         self._model = model
         self._shared = shared
         self._plan = plan
         self._room = room
         self._slots: list[_ArrayDeviceSlot] = []
-        self._captures = shared.device.capabilities.graphs
+        self._captures = captures
         self._can_replay = False
 
     def slot(self) -> Slot:

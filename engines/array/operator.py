@@ -85,12 +85,14 @@ class Operator:
         host: positions of the inputs that it takes as host arrays.
         waits: whether the host must know values before it can go on, because they decide the size of an output.
         may_refuse: whether it calls ``require_not``.
+        multiplies: whether it computes matrix products.
     """
 
     function: Function
     host: tuple[int, ...] = ()
     waits: bool = False
     may_refuse: bool = False
+    multiplies: bool = False
 
 
 def is_on_host(array: Array) -> bool:

@@ -51,11 +51,13 @@ class Capabilities:
         overlaps: copies run beside execution.
         graphs: ``capture`` may work.
         registers: ``register`` may work.
+        captures_products: a graph may hold matrix products of ``xp``.
     """
 
     overlaps: bool
     graphs: bool
     registers: bool
+    captures_products: bool = True
 
 
 class Buffer(Protocol):

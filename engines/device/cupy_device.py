@@ -5,7 +5,7 @@ CuPy's wheels are named after the CUDA version they are built for: ``cupy-cuda12
 Traps this file goes around:
     CuPy's memory pool splits and never compacts, so weights and staging never come from it; intermediate values do.
     A pool's memory that a captured graph uses must not serve anything else: each graph has a pool of its own.
-    cuBLAS is refused while CuPy captures, so models with matrix products are launched plainly.
+    CuPy refuses to call cuBLAS while it captures (its issue 6290), so models with matrix products are launched plainly.
     ``alloc_pinned_memory`` never gives memory back, so pinned memory comes from the runtime itself.
     After some errors every later call fails (``STICKY``): the process must be replaced.
 """
@@ -217,7 +217,9 @@ class CupyDevice:
             f"{self.name} sm{facts['major']}{facts['minor']} {facts['multiProcessorCount']} multiprocessors "
             f"CUDA {driver // 1000}"
         )
-        self.capabilities = Capabilities(overlaps=facts.get("asyncEngineCount", 1) > 0, graphs=True, registers=True)
+        self.capabilities = Capabilities(
+            overlaps=facts.get("asyncEngineCount", 1) > 0, graphs=True, registers=True, captures_products=False
+        )
 
     @contextlib.contextmanager
     def calling(self, what: str) -> Iterator[None]:

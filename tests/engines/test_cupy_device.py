@@ -17,7 +17,7 @@ import onnx_models
 from cupy_fake import fake_cupy
 from engines.array.on_device import DeviceArrayEngine
 from engines.bundle.manifest import Manifest
-from engines.device.base import Device, Span
+from engines.device.base import Capabilities, Device, Span
 from engines.device.cupy_device import STICKY, CupyDevice
 from engines.device.errors import CannotCapture, CannotRegister, DeviceFailed, DeviceLost, OutOfDeviceMemory
 from engines.device.host_arrays import FUNCTIONS
@@ -191,10 +191,25 @@ def test_array_engine_runs_over_it(shared: SharedDevice, tmp_path: Path) -> None
     model.close()
 
 
+def test_matrix_products_are_not_captured_and_the_log_says_why(
+    shared: SharedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CuPy refuses them in the middle of a capture, so none is begun."""
+    monkeypatch.setattr(shared.device, "capture", None)
+    with caplog.at_level("INFO", "engines.array"):
+        model = opened(shared, onnx_models.mlp(tmp_path / "m", width=16), MLP)
+    assert len(re.findall(r"graph.refused model=m .*matrix products", caplog.text)) == 1
+    rows = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
+    for _ in range(4):
+        np.testing.assert_array_equal(execute(model, rows), model.run([rows])[0])
+    model.close()
+
+
 def test_work_that_fails_half_way_into_a_capture_is_no_graph(
-    shared: SharedDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared: SharedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cupy_fake.Graph.allowed = True
+    monkeypatch.setattr(shared.device, "capabilities", Capabilities(True, True, True, captures_products=True))
     model = opened(shared, onnx_models.mlp(tmp_path / "m", width=16), MLP)
     rows = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
     with caplog.at_level("INFO", "engines.array"):

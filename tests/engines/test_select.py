@@ -308,4 +308,4 @@ def test_a_gpu_is_known_by_what_a_plan_depends_on(monkeypatch: pytest.MonkeyPatc
     device = open_device(0)
     assert device.name == "GPU X"
     assert device.key == "GPU X sm90 132 multiprocessors CUDA 13"
-    assert device.capabilities == Capabilities(overlaps=True, graphs=True, registers=True)
+    assert device.capabilities == Capabilities(overlaps=True, graphs=True, registers=True, captures_products=False)

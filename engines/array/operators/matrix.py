@@ -28,4 +28,7 @@ def _gemm(call: Call) -> Array:
     return product.astype(call.inputs[0].dtype, copy=False)
 
 
-OPERATORS: Final[dict[str, Operator]] = {"MatMul": Operator(_matmul), "Gemm": Operator(_gemm)}
+OPERATORS: Final[dict[str, Operator]] = {
+    "MatMul": Operator(_matmul, multiplies=True),
+    "Gemm": Operator(_gemm, multiplies=True),
+}

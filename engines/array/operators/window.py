@@ -146,7 +146,7 @@ def _global_max_pool(call: Call) -> Array:
 
 
 OPERATORS: Final[dict[str, Operator]] = {
-    "Conv": Operator(_conv),
+    "Conv": Operator(_conv, multiplies=True),
     "MaxPool": Operator(_max_pool),
     "AveragePool": Operator(_average_pool),
     "GlobalAveragePool": Operator(_global_average_pool),
