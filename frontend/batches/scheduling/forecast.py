@@ -24,6 +24,7 @@ from frontend.batches.scheduling.forecast_history import MINUTE_US, History, clo
 from frontend.batches.scheduling.forecast_state import DAY_S, HORIZON_S, Demand, Ends, RouteWorld, forecast
 from frontend.batches.scheduling.outlook import Outlook
 from frontend.batches.scheduling.settings_document import window_of
+from frontend.batches.scheduling.settings_past import as_if, counting, same_gates
 from frontend.batches.scheduling.zones import UnknownZone
 from frontend.batches.store.protocol import Store
 from frontend.batches.store.route_rows import MinuteRow
@@ -68,6 +69,7 @@ class _Picture:
 
     made_ns: int
     now_us: int
+    batches: Mapping[str, BatchRow]
     demands: tuple[Demand, ...]
     worlds: dict[str, RouteWorld]
     weights: Mapping[str, int]
@@ -95,6 +97,7 @@ class Forecaster:
         self._past: dict[str, _Past] = {}
         self._picture: _Picture | None = None
         self._looking: asyncio.Task[_Picture] | None = None
+        self._kept: tuple[str, int, Sequence[MinuteRow]] | None = None
 
     async def all(self) -> Mapping[str, Outlook]:
         """See ``Outlooks``. Raises: StoreUnavailable."""
@@ -120,6 +123,25 @@ class Forecaster:
         demands = [*(demand for demand in known if demand.route_id in routes), *added]
         ends = await asyncio.to_thread(forecast, demands, worlds, picture.weights, picture.now_us / SECOND_US)
         return _outlook(row, ends.get(row.id), _measured(worlds, routes), picture.now_us)
+
+    async def with_settings(self, row: SchedulingRow) -> Mapping[str, tuple[Outlook, Outlook]]:
+        """See ``WhatIf``. Raises: StoreUnavailable."""
+        picture = await self._fresh()
+        affected = {demand.batch_id for demand in picture.demands if demand.route_id == row.route_id}
+        if not affected:
+            return {}
+        # Such a batch may run on other routes too, which others want as well.
+        routes = {demand.route_id for demand in picture.demands if demand.batch_id in affected}
+        demands = [demand for demand in picture.demands if demand.route_id in routes]
+        worlds = {route: picture.worlds[route] for route in routes}
+        worlds[row.route_id] = await self._world_under(row, picture)
+        ends = await asyncio.to_thread(forecast, demands, worlds, picture.weights, picture.now_us / SECOND_US)
+        found = {}
+        for batch_id in affected:
+            on = {demand.route_id for demand in demands if demand.batch_id == batch_id}
+            then = _outlook(picture.batches[batch_id], ends.get(batch_id), _measured(worlds, on), picture.now_us)
+            found[batch_id] = (picture.outlooks[batch_id], then)
+        return found
 
     async def close(self) -> None:
         """Stop looking; idempotent."""
@@ -157,7 +179,7 @@ class Forecaster:
             batch_id: _outlook(batches[batch_id], ends.get(batch_id), _measured(worlds, on), now_us)
             for batch_id, on in routes.items()
         }
-        self._picture = _Picture(made_ns, now_us, tuple(demands), worlds, weights, outlooks)
+        self._picture = _Picture(made_ns, now_us, batches, tuple(demands), worlds, weights, outlooks)
         return self._picture
 
     # What waits
@@ -220,11 +242,33 @@ class Forecaster:
                 self._cap(row, adapted.get(route), batches),
                 past.days.times,
                 days=past.days.days,
-                closed_for_s=closed_for(_counting(past.recent, row), now_us // MINUTE_US),
+                closed_for_s=closed_for(counting(past.recent, row), now_us // MINUTE_US),
                 spell_s=past.days.spell_s,
             )
             worlds[route] = replace(world, intervals=await asyncio.to_thread(_intervals, row, now_us))
         return worlds
+
+    async def _world_under(self, new: SchedulingRow, picture: _Picture) -> RouteWorld:
+        """Return what a route would offer under other settings."""
+        route, now = new.route_id, picture.worlds[new.route_id]
+        scheduling = self._store.scheduling
+        old = await scheduling.settings(route) or SchedulingRow(route, self._settings.default_max_concurrency)
+        adapted = next((cap.cap for cap in await scheduling.caps() if cap.route_id == route), None)
+        batches = sum(demand.route_id == route for demand in picture.demands)
+        world = replace(now, cap=self._cap(new, adapted, batches))
+        if not same_gates(old, new) or window_of(old) != window_of(new):
+            rows = await self._minutes_lately(route, picture.now_us)
+            past = await asyncio.to_thread(_history_under, rows, old, new)
+            closed_for_s = now.closed_for_s if same_gates(old, new) else 0.0
+            world = replace(world, days=past.days, spell_s=past.spell_s, closed_for_s=closed_for_s)
+        return replace(world, intervals=await asyncio.to_thread(_intervals, new, picture.now_us))
+
+    async def _minutes_lately(self, route: str, now_us: int) -> Sequence[MinuteRow]:
+        """Return a route's minutes; of the last one that was asked for, from memory: a form asks with every letter."""
+        kept = self._kept
+        if kept is None or kept[0] != route or self._clock_ns() - kept[1] >= RECENT_S * 1e9:
+            kept = self._kept = (route, self._clock_ns(), await self._minutes(route, now_us))
+        return kept[2]
 
     def _cap(self, row: SchedulingRow, adapted: int | None, batches: int) -> int:
         cap = row.max_concurrency
@@ -261,22 +305,15 @@ class Forecaster:
         return rows
 
 
-def _counting(rows: Sequence[MinuteRow], row: SchedulingRow) -> list[MinuteRow]:
-    """Return the minutes of the route's present settings, inside its window."""
-    window = window_of(row)
-    since = [one for one in rows if one.minute * MINUTE_US >= row.updated_at - MINUTE_US]
-    if window is None:
-        return since
-    try:
-        return [one for one in since if window_state.is_open(window, one.minute * MINUTE_US)]
-    except UnknownZone:
-        return []
-
-
 def _history(rows: Sequence[MinuteRow], row: SchedulingRow) -> History:
     """Return the past of a route; what its gates did under other settings says nothing."""
-    counting = {one.minute for one in _counting(rows, row)}
-    return history(rows, counting.__contains__)
+    known = {one.minute for one in counting(rows, row)}
+    return history(rows, known.__contains__)
+
+
+def _history_under(rows: Sequence[MinuteRow], old: SchedulingRow, new: SchedulingRow) -> History:
+    """Return the past as it would have been under other settings; how long lines take does not depend on them."""
+    return replace(history(as_if(rows, old, new)), times=line_times(rows))
 
 
 def _intervals(row: SchedulingRow, now_us: int) -> tuple[tuple[float, float], ...] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from frontend.batches.store.rows import WindowHours
+from frontend.batches.store.rows import SchedulingRow, WindowHours
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,17 @@ class Outlooks(Protocol):
 
     async def of(self, batch_id: str) -> Outlook | None:
         """Return the outlook of one batch; None if it has ended or nothing is known of it yet."""
+        ...
+
+
+class WhatIf(Outlooks, Protocol):
+    """Outlooks under other settings too."""
+
+    async def with_settings(self, row: SchedulingRow) -> Mapping[str, tuple[Outlook, Outlook]]:
+        """Return the outlooks of the batches that want a route, by batch id: as things are, and under these settings.
+
+        What gates would have done is told from what was seen, as far as that goes (``settings_past``).
+        """
         ...
 
 
