@@ -36,6 +36,7 @@ from frontend.platform.http_calls import (
     read_query,
 )
 from frontend.platform.openapi import openapi_document
+from frontend.platform.versions import HEADER, etag, read_if_match
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +111,10 @@ class PlatformApp:
         endpoint.who.admit(principal)
         query = read_query(exchange, endpoint)
         body = read_body(exchange.body, exchange.headers.get(b"content-encoding", b"identity"), endpoint)
-        document = await endpoint.handler(Call(principal, path, query, body))
-        reply(exchange, 200, msgspec.json.encode(document))
+        versions = None if endpoint.version is None else read_if_match(exchange.headers.get(HEADER))
+        document = await endpoint.handler(Call(principal, path, query, body, versions))
+        tag = [] if endpoint.version is None else [(b"ETag", etag(endpoint.version(document)).encode())]
+        reply(exchange, 200, msgspec.json.encode(document), tag)
 
     def _spawn(self, exchange: Exchange, work: Work) -> None:
         task = asyncio.get_running_loop().create_task(_guarded(exchange, work))

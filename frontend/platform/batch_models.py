@@ -1,4 +1,4 @@
-"""From rows of the store to what people see of a batch. Pure."""
+"""From rows of the store to what people see of batches and their incidents. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from frontend.batches.scheduling.outlook import Outlook
-from frontend.batches.store.route_rows import PositionRow
-from frontend.batches.store.rows import BatchRow
+from frontend.batches.store.route_rows import IncidentRow, PositionRow
+from frontend.batches.store.rows import BatchRow, WorkspaceRow
 from frontend.openai.principal import Principal
-from frontend.platform.read_models import BatchSummary, LaneView
+from frontend.platform.read_models import BatchSummary, IncidentView, LaneView
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +80,20 @@ def lane_view(row: PositionRow, model_of: Callable[[str], str]) -> LaneView:
         position=row.position,
         queue=row.queue,
         since_us=row.since,
+    )
+
+
+def incident_view(row: IncidentRow, workspace: WorkspaceRow | None) -> IncidentView:
+    """Return an incident; ``workspace`` None if it concerns none, or one that is gone."""
+    return IncidentView(
+        id=row.id,
+        rule=row.rule,
+        subject=row.subject,
+        workspace_id=row.workspace_id,
+        workspace_name=row.workspace_id if workspace is None else workspace.name,
+        personal=workspace is not None and workspace.kind == "personal",
+        summary=row.summary,
+        details=row.details,
+        opened_at_us=row.opened_at,
+        resolved_at_us=row.resolved_at,
     )

@@ -1,7 +1,6 @@
 """What people change: settings of routes, weights of workspaces, batches they stop. One place for API and pages.
 
-Each change checks the role of whoever asks and leaves a row in the audit log. No row holds an address: a metrics URL
-says where a server stands inside the network.
+Each change checks the role of whoever asks and leaves a row in the audit log, which says what was before and after.
 """
 
 from __future__ import annotations
@@ -14,47 +13,67 @@ import msgspec
 
 from engines.errors import NotFound
 from frontend.batches.jobs import no_batch
-from frontend.batches.store.errors import BatchNotCancellable
+from frontend.batches.store.errors import BatchNotCancellable, SettingsChanged
 from frontend.batches.store.protocol import Store
 from frontend.batches.store.route_rows import AuditRow
-from frontend.batches.store.rows import SchedulingRow
 from frontend.openai.auth import Forbidden
 from frontend.openai.errors import ApiError
 from frontend.openai.principal import Principal
 from frontend.platform.access import BatchAccess, no_workspace, require_platform_admin
-from frontend.platform.deployments import Deployments
+from frontend.platform.audit_details import (
+    BATCH_CANCELLED,
+    SETTINGS_UPDATED,
+    WEIGHT_UPDATED,
+    settings_details,
+    weight_details,
+)
 from frontend.platform.read_models import BatchView, RouteView, WorkspaceView
-from frontend.platform.store_views import StoreViews, read_document
+from frontend.platform.store_views import StoreViews
+from frontend.platform.versions import Versions, version_of
 
 log = logging.getLogger(__name__)
 
 MIN_WEIGHT: Final = 1
 MAX_WEIGHT: Final = 100
+MAX_RACES: Final = 5
+"""How often settings are looked at again because somebody else saved others in between."""
 
 
 class StoreChanges:
     """Provides ``Changes``."""
 
-    def __init__(self, store: Store, deployments: Deployments, views: StoreViews) -> None:
+    def __init__(self, store: Store, views: StoreViews) -> None:
         self._store = store
-        self._deployments = deployments
         self._views = views
 
-    async def put_settings(self, principal: Principal, route_id: str, document: Mapping[str, Any]) -> RouteView:
+    async def put_settings(
+        self, principal: Principal, route_id: str, document: Mapping[str, Any], versions: Versions = None
+    ) -> RouteView:
         """See ``Changes``."""
         require_platform_admin(principal)
-        settings = read_document(self._deployments, route_id, document, principal.key_id)
-        audit = _audit("batch_scheduling.updated", principal, None, route_id, settings_details(settings))
-        await self._store.scheduling.put_settings(settings, audit)
-        log.info("platform.scheduling_updated route=%s key=%s", route_id, principal.key_id)
-        return await self._views.route_view(route_id)
+        settings = await self._views.read_document(route_id, document, principal.key_id)
+        scheduling = self._store.scheduling
+        for _ in range(MAX_RACES):
+            current = await scheduling.settings(route_id)
+            if versions is not None and version_of(current) not in versions:
+                raise ApiError(412, "others changed these settings in the meantime; read them again", param="If-Match")
+            details = settings_details(current or self._views.defaults(route_id), settings)
+            audit = _audit(SETTINGS_UPDATED, principal, None, route_id, details)
+            try:
+                # Compared even where any version will do: what the audit row says was before must be what was.
+                await scheduling.put_settings(settings, audit, expected=0 if current is None else current.updated_at)
+            except SettingsChanged:
+                continue
+            log.info("platform.scheduling_updated route=%s key=%s", route_id, principal.key_id)
+            return await self._views.route_view(route_id)
+        raise ApiError(409, "others keep changing these settings at this moment; try again")
 
     async def cancel_batch(self, principal: Principal, access: BatchAccess, batch_id: str) -> BatchView:
         """See ``Changes``."""
         if not access.may_cancel:
             raise Forbidden("an auditor's key reads settings and states; it changes nothing")
         row = await self._views.batch_row(access, batch_id)
-        audit = _audit("batch.cancelled", principal, access.workspace_id, batch_id, {"state": row.state})
+        audit = _audit(BATCH_CANCELLED, principal, access.workspace_id, batch_id, {"state": row.state})
         try:
             await self._store.batches.cancel(access.workspace_id, batch_id, audit)
         except NotFound:
@@ -71,24 +90,10 @@ class StoreChanges:
             raise no_workspace()
         if not isinstance(weight, int) or isinstance(weight, bool) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ApiError(400, f"expected a whole number from {MIN_WEIGHT} to {MAX_WEIGHT}", param="weight")
-        audit = _audit("batch_weight.updated", principal, row.id, row.id, {"weight": weight})
+        before = (await self._store.scheduling.weights()).get(row.id, 1)
+        audit = _audit(WEIGHT_UPDATED, principal, row.id, row.id, weight_details(before, weight))
         await self._store.scheduling.set_weight(row.id, weight, audit)
         return WorkspaceView(row.id, row.name, row.kind, weight)
-
-
-def settings_details(settings: SchedulingRow) -> dict[str, Any]:
-    """Return what the audit log keeps of settings."""
-    details: dict[str, Any] = {
-        "max_concurrency": settings.max_concurrency,
-        "yield_live_threshold": settings.yield_live_threshold,
-        "server_metrics": settings.metrics_url is not None,
-        "priority": settings.priority,
-        "window": settings.window_timezone is not None,
-    }
-    if settings.min_concurrency is not None:
-        details["min_concurrency"] = settings.min_concurrency
-        details["latency_share_percent"] = settings.latency_share_percent
-    return details
 
 
 def _audit(

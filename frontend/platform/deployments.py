@@ -33,24 +33,32 @@ class Deployments:
             *(_bundle(name) for name in own if _bundle(name).id not in self._configured),
         )
 
-    def get(self, route_id: str) -> Deployment:
-        """Raises: ApiError 404."""
+    def find(self, route_id: str) -> Deployment | None:
+        """Return a route, None if it is not configured."""
         found = self._configured.get(route_id)
         if found is None and route_id.startswith(LOCAL_PREFIX):
             name = route_id.removeprefix(LOCAL_PREFIX)
             found = _bundle(name) if name in set(self._bundles()) else None
-        if found is None:
-            raise ApiError(404, "no such deployment", param="deployment")
         return found
 
     def facts(self, deployment: Deployment) -> RouteFacts:
         """Return what checks of settings need to know of a route."""
-        return RouteFacts(deployment.id, deployment.kind, self._metrics_urls)
+        return RouteFacts(deployment.id, deployment.kind or "", self._metrics_urls)
 
     def model_of(self, route_id: str) -> str:
         """Return the public model of a route, the route's id if it is not known here (any more)."""
         found = self._configured.get(route_id)
         return found.model if found is not None else route_id.removeprefix(LOCAL_PREFIX)
+
+
+def no_deployment() -> ApiError:
+    """Return the refusal of a route that nothing is known of."""
+    return ApiError(404, "no such deployment", param="deployment")
+
+
+def removed(route_id: str) -> Deployment:
+    """Return what is left of a route that is not configured any more."""
+    return Deployment(route_id, route_id, None, "", None, priority_supported=False, configured=False)
 
 
 def _configured(model: str, route: RouteSettings, *, development: bool) -> Deployment:

@@ -110,17 +110,23 @@ class RouteStatusDocument(Document):
 
 
 class DeploymentDocument(Document):
-    """A route: a public model served through one upstream."""
+    """A route: a public model served through one upstream; ``kind`` is null for one that is not configured any more."""
 
     id: str
     model: str
-    kind: UpstreamKind
+    kind: UpstreamKind | None
 
 
 class SchedulingDocument(Document):
-    """Settings and status of a route; ``in_words`` are the settings as people read them."""
+    """Settings and status of a route; ``in_words`` are the settings as people read them.
+
+    ``configured`` false: the node file does not name the route any more. What is stored can be read, a PUT is refused.
+    ``version``: of the settings; the ``ETag`` of the answer.
+    """
 
     deployment: DeploymentDocument
+    configured: bool
+    version: str
     settings: SettingsDocument
     defaults: SettingsDocument
     priority_supported: bool
@@ -132,30 +138,6 @@ class SchedulingDocument(Document):
 
 class DeploymentsDocument(Document):
     data: list[SchedulingDocument]
-
-
-class IntervalDocument(Document):
-    """``note`` says what a change of clocks does to it; ``closes_at`` null: it does not end within a year."""
-
-    opens_at: Time
-    closes_at: Time | None
-    opens_local: str
-    closes_local: str | None
-    open_now: bool
-    note: str | None
-
-
-class PreviewDocument(Document):
-    """What settings would mean. ``always``: there is no window; ``intervals`` is empty then.
-
-    ``live_closed_percent``: of the last week's ``observed_minutes``, how many had as many live calls as the threshold.
-    """
-
-    in_words: dict[str, str]
-    always: bool
-    intervals: list[IntervalDocument]
-    live_closed_percent: float | None
-    observed_minutes: int
 
 
 class SpanDocument(Document):
@@ -330,6 +312,8 @@ class WeightDocument(Document, forbid_unknown_fields=True):
 
 
 class IncidentDocument(Document):
+    """``details``: what the rule found; once it is resolved, also ``ended_by``, the code of what ended it."""
+
     id: str
     rule: str
     subject: str
@@ -345,6 +329,8 @@ class IncidentsDocument(Document):
 
 
 class AuditDocument(Document):
+    """``details.changes`` has ``before`` and ``after`` in words, by the name of what changed."""
+
     seq: int
     at: Time
     action: str

@@ -8,8 +8,17 @@ from frontend.openai.errors import ApiError
 from frontend.platform import documents as d
 from frontend.platform import rendering
 from frontend.platform.access import require_platform_admin, require_platform_reader
-from frontend.platform.http_calls import Call, Endpoint, QueryField, Who
-from frontend.platform.views import DEFAULT_PAGE, MAX_CHART_HOURS, MAX_PAGE, BatchStatus, Changes, Views
+from frontend.platform.http_calls import MAX_NAME_CHARS, Call, Endpoint, QueryField, Who
+from frontend.platform.preview_documents import PreviewDocument
+from frontend.platform.views import (
+    DEFAULT_PAGE,
+    MAX_CHART_HOURS,
+    MAX_PAGE,
+    BatchStatus,
+    Changes,
+    IncidentStatus,
+    Views,
+)
 
 ROOT: Final = "/api/v1"
 ROUTE: Final = f"{ROOT}/platform/deployments/{{deployment}}/batch-scheduling"
@@ -23,6 +32,7 @@ EVERYBODY: Final = Who("members (batches created with their key), workspace admi
 ANYBODY: Final = Who("everybody with a key")
 CANCELLERS: Final = Who("whoever created the batch, workspace admins and platform admins")
 STATUSES: Final[tuple[BatchStatus, ...]] = ("all", "active", "finished")
+INCIDENT_STATUSES: Final[tuple[IncidentStatus, ...]] = ("all", "open", "past")
 
 
 def _whole(least: int, most: int, default: int | None) -> dict[str, Any]:
@@ -38,7 +48,11 @@ STATUS: Final = QueryField(
 HOURS: Final = QueryField("hours", "How far back.", _whole(1, MAX_CHART_HOURS, DEFAULT_CHART_HOURS))
 BEFORE: Final = QueryField("before", "Entries with a lower seq only.", _whole(1, MAX_SEQ, None))
 INCIDENTS: Final = QueryField(
-    "status", "Which incidents.", {"type": "string", "enum": ["all", "open"], "default": "all"}
+    "status", "Which incidents.", {"type": "string", "enum": list(INCIDENT_STATUSES), "default": "all"}
+)
+ACTION: Final = QueryField("action", "Changes of this kind only.", {"type": "string", "maxLength": MAX_NAME_CHARS})
+SUBJECT: Final = QueryField(
+    "subject", "Changes of one deployment, workspace or batch only.", {"type": "string", "maxLength": MAX_NAME_CHARS}
 )
 
 
@@ -61,17 +75,17 @@ class PlatformEndpoints:
             ),
             Endpoint(
                 "GET", ROUTE, self.get_scheduling,
-                "Batch scheduling of a deployment", PLATFORM, d.SchedulingDocument, fails=(404,),
+                "Batch scheduling of a deployment", PLATFORM, d.SchedulingDocument, fails=(404,), version=_version,
             ),
             Endpoint(
                 "PUT", ROUTE, self.put_scheduling,
                 "Replace the whole batch scheduling of a deployment; what is left out is off", ADMINS,
-                d.SchedulingDocument, body=d.SettingsDocument, fails=(404,),
+                d.SchedulingDocument, body=d.SettingsDocument, fails=(404, 409, 412), version=_version,
             ),
             Endpoint(
                 "POST", f"{ROUTE}/preview", self.preview,
                 "What settings would mean, without saving them", PLATFORM,
-                d.PreviewDocument, body=d.SettingsDocument, fails=(404,),
+                PreviewDocument, body=d.SettingsDocument, fails=(404, 409),
             ),
             Endpoint(
                 "GET", f"{ROUTE}/history", self.history,
@@ -119,11 +133,12 @@ class PlatformEndpoints:
             ),
             Endpoint(
                 "GET", f"{ROOT}/platform/incidents", self.list_incidents,
-                "What alert rules found, newest first", PLATFORM, d.IncidentsDocument, query=(INCIDENTS, LIMIT),
+                "What alert rules found, newest first; past incidents by their end", PLATFORM, d.IncidentsDocument,
+                query=(INCIDENTS, LIMIT, OFFSET),
             ),
             Endpoint(
                 "GET", f"{ROOT}/platform/audit-log", self.list_audit_log,
-                "Who changed what, newest first", PLATFORM, d.AuditLogDocument, query=(LIMIT, BEFORE),
+                "Who changed what, newest first", PLATFORM, d.AuditLogDocument, query=(LIMIT, BEFORE, ACTION, SUBJECT),
             ),
         )  # fmt: skip
 
@@ -144,10 +159,10 @@ class PlatformEndpoints:
     async def put_scheduling(self, call: Call) -> d.SchedulingDocument:
         """Replace the settings of a route; return what GET would."""
         route_id = call.path["deployment"]
-        view = await self._changes.put_settings(call.principal, route_id, call.body)
+        view = await self._changes.put_settings(call.principal, route_id, call.body, call.versions)
         return rendering.scheduling(view, self._views.defaults(route_id))
 
-    async def preview(self, call: Call) -> d.PreviewDocument:
+    async def preview(self, call: Call) -> PreviewDocument:
         """Return what settings would mean."""
         return rendering.preview(await self._views.preview(call.path["deployment"], call.body))
 
@@ -206,17 +221,22 @@ class PlatformEndpoints:
 
     async def list_incidents(self, call: Call) -> d.IncidentsDocument:
         """Return incidents."""
-        only_open = call.choice("status", ("all", "open")) == "open"
-        limit = call.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
-        found = await self._views.incidents(limit, only_open=only_open)
+        wanted = call.choice("status", INCIDENT_STATUSES)
+        which = next(one for one in INCIDENT_STATUSES if one == wanted)
+        limit, offset = call.number("limit", DEFAULT_PAGE, 1, MAX_PAGE), call.number("offset", 0, 0, MAX_OFFSET)
+        found = await self._views.incidents(which, limit, offset)
         return d.IncidentsDocument(data=[rendering.incident(one) for one in found])
 
     async def list_audit_log(self, call: Call) -> d.AuditLogDocument:
         """Return the audit log."""
         limit = call.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         before = call.number("before", MAX_SEQ, 1, MAX_SEQ)
-        found = await self._views.audit_log(limit + 1, before)
+        found = await self._views.audit_log(limit + 1, before, call.name("action"), call.name("subject"))
         return d.AuditLogDocument(data=[rendering.audit(one) for one in found[:limit]], has_more=len(found) > limit)
+
+
+def _version(document: d.SchedulingDocument) -> str:
+    return document.version
 
 
 def _page(call: Call) -> tuple[BatchStatus, int, int]:

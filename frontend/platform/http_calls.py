@@ -14,6 +14,7 @@ from frontend.httpd.exchange import Exchange
 from frontend.openai.errors import ApiError
 from frontend.openai.principal import Principal
 from frontend.platform.documents import Document
+from frontend.platform.versions import Versions
 
 MAX_BODY_BYTES: Final = 64 * 1024
 LIMIT_NAME: Final = "the management API's body limit"
@@ -30,12 +31,14 @@ class Call:
         path: values of the placeholders of the endpoint's path, decoded.
         query: fields of the query, each known to the endpoint and given once.
         body: decoded JSON object; empty for endpoints that take none.
+        versions: of what is changed that the caller wants to replace; None for endpoints that have none.
     """
 
     principal: Principal
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
+    versions: Versions = None
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         """Return a whole number of the query. Raises: ApiError."""
@@ -51,6 +54,13 @@ class Call:
         text = self.query.get(name, choices[0])
         if text not in choices:
             raise ApiError(400, f"expected one of {', '.join(choices)}", param=name)
+        return text
+
+    def name(self, name: str) -> str | None:
+        """Return a name of the query, None if it is not given. Raises: ApiError."""
+        text = self.query.get(name)
+        if text is not None and not (1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()):
+            raise ApiError(400, f"expected 1 to {MAX_NAME_CHARS} printable characters", param=name)
         return text
 
 
@@ -89,6 +99,7 @@ class Endpoint:
         path: with ``{name}`` for whole segments.
         body: type of the request's body, None if it takes none.
         fails: statuses beyond those every endpoint may give.
+        version: what the ``ETag`` of an answer says; None for endpoints without one. A change heeds ``If-Match`` then.
     """
 
     method: str
@@ -100,6 +111,7 @@ class Endpoint:
     query: tuple[QueryField, ...] = ()
     body: type[Document] | None = None
     fails: tuple[int, ...] = ()
+    version: Callable[[Any], str] | None = None
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -26,12 +26,20 @@ FAILURES: Final[dict[int, str]] = {
     404: "Nothing of that name, or none of the caller's business.",
     405: "The path has other methods; `Allow` lists them.",
     409: "The state does not allow it (any more). Nothing was changed.",
+    412: "`If-Match` names another version than the one that is there. Nothing was changed.",
     413: "The body is too large.",
     415: "The body has an encoding; send it plain.",
     500: "A mistake of the gateway; its log says more.",
     503: "The store cannot be asked now; try again.",
 }
 ALWAYS: Final = (400, 401, 403, 405, 500, 503)
+ETAG: Final[dict[str, Any]] = {
+    "description": "Version of the settings; what else is in the answer has none.", "schema": {"type": "string"}
+}  # fmt: skip
+IF_MATCH: Final[dict[str, Any]] = {
+    "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
+    "description": "Replace only settings of this version: the `ETag` of an earlier answer.",
+}  # fmt: skip
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -75,6 +83,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             {"name": field.name, "in": "query", "required": False, "description": field.about, "schema": field.schema}
             for field in endpoint.query
         ]
+    if endpoint.version is not None:
+        operation["responses"]["200"]["headers"] = {"ETag": ETAG}
+        if endpoint.method == "PUT":
+            operation["parameters"] = [*operation.get("parameters", ()), IF_MATCH]
     if endpoint.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(endpoint.body)}
         for status in (413, 415):

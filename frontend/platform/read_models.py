@@ -24,6 +24,8 @@ class Deployment:
     """A route as it is configured.
 
     Attributes:
+        kind: None for one that is not configured any more.
+        configured: False for one of which only settings and history are left; its ``model`` is its id then.
         endpoint: base URL; empty for our own worker.
         metrics_url: the only server metrics URL that can be approved for it; None for our own worker.
         priority_supported: whether a priority hint may be set.
@@ -31,10 +33,11 @@ class Deployment:
 
     id: str
     model: str
-    kind: UpstreamKind
+    kind: UpstreamKind | None
     endpoint: str
     metrics_url: str | None
     priority_supported: bool
+    configured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class RouteView:
     Attributes:
         settings: in force: stored, or the defaults.
         stored: whether somebody has saved settings.
+        version: of the settings; a save may name it.
         updated_by: name of the key that saved them, None if unknown or never.
         now_us: when this was read, by the store's clock.
     """
@@ -87,6 +91,7 @@ class RouteView:
     deployment: Deployment
     settings: SchedulingRow
     stored: bool
+    version: str
     updated_at_us: int | None
     updated_by: str | None
     status: RouteStatus
@@ -289,6 +294,31 @@ class OpenInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchEffect:
+    """What settings would change for a batch: its outlook as things are, and under them."""
+
+    batch_id: str
+    workspace_name: str
+    public_model: str
+    now: Outlook
+    then: Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What settings would change for the batches that want the route, the earliest end first.
+
+    Attributes:
+        left_out: further batches of team and project workspaces.
+        personal: batches of personal workspaces, of which nobody else is told.
+    """
+
+    batches: tuple[BatchEffect, ...]
+    left_out: int
+    personal: int
+
+
+@dataclass(frozen=True, slots=True)
 class PreviewView:
     """What settings that are not saved yet would mean.
 
@@ -299,6 +329,7 @@ class PreviewView:
         live_closed_percent: share of the last week's observed minutes whose most live calls reached the yield
             threshold; None without a threshold or without observations.
         observed_minutes: what that share stands on; 0 without a threshold.
+        effects: None if that cannot be told now.
     """
 
     words: InWords
@@ -306,6 +337,7 @@ class PreviewView:
     intervals: tuple[OpenInterval, ...]
     live_closed_percent: float | None
     observed_minutes: int
+    effects: Effects | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +364,8 @@ class IncidentView:
 
     Attributes:
         workspace_id: None for one that concerns no single workspace.
+        workspace_name: its id if it is gone.
+        personal: the workspace is one person's: platform roles cannot open its batches.
         details: JSON object text.
         resolved_at_us: None while it is open.
     """
@@ -340,6 +374,8 @@ class IncidentView:
     rule: str
     subject: str
     workspace_id: str | None
+    workspace_name: str | None
+    personal: bool
     summary: str
     details: str
     opened_at_us: int

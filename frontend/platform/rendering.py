@@ -12,6 +12,7 @@ from frontend.batches.scheduling.plain_words import InWords, in_words
 from frontend.batches.scheduling.settings_document import settings_document
 from frontend.batches.store.rows import SECOND_US, SchedulingRow
 from frontend.platform import documents as d
+from frontend.platform import preview_documents as p
 from frontend.platform.read_models import (
     AuditView,
     BatchRows,
@@ -19,6 +20,7 @@ from frontend.platform.read_models import (
     BatchView,
     ChartView,
     EdgeView,
+    Effects,
     IncidentView,
     LaneView,
     OpenInterval,
@@ -52,6 +54,8 @@ def scheduling(view: RouteView, defaults: SchedulingRow) -> d.SchedulingDocument
     deployment = view.deployment
     return d.SchedulingDocument(
         deployment=d.DeploymentDocument(id=deployment.id, model=deployment.model, kind=deployment.kind),
+        configured=deployment.configured,
+        version=view.version,
         settings=settings(view.settings),
         defaults=settings(defaults),
         priority_supported=deployment.priority_supported,
@@ -62,14 +66,15 @@ def scheduling(view: RouteView, defaults: SchedulingRow) -> d.SchedulingDocument
     )
 
 
-def preview(view: PreviewView) -> d.PreviewDocument:
+def preview(view: PreviewView) -> p.PreviewDocument:
     """Return what settings would mean."""
-    return d.PreviewDocument(
+    return p.PreviewDocument(
         in_words=_words(view.words),
         always=view.always,
         intervals=[_interval(one) for one in view.intervals],
         live_closed_percent=view.live_closed_percent,
         observed_minutes=view.observed_minutes,
+        effects=None if view.effects is None else _effects(view.effects),
     )
 
 
@@ -235,8 +240,8 @@ def _edge(edge: EdgeView) -> d.EdgeDocument:
     )
 
 
-def _interval(one: OpenInterval) -> d.IntervalDocument:
-    return d.IntervalDocument(
+def _interval(one: OpenInterval) -> p.IntervalDocument:
+    return p.IntervalDocument(
         opens_at=time(one.opens_us),
         closes_at=time(one.closes_us),
         opens_local=one.opens_local,
@@ -256,6 +261,28 @@ def _lane(one: LaneView) -> d.LaneDocument:
         queue=one.queue,
         since=time(one.since_us),
     )
+
+
+def _effects(view: Effects) -> p.EffectsDocument:
+    return p.EffectsDocument(
+        data=[
+            p.EffectDocument(
+                batch_id=one.batch_id,
+                workspace=one.workspace_name,
+                model=one.public_model,
+                now=_eta(one.now),
+                then=_eta(one.then),
+            )
+            for one in view.batches
+        ],
+        left_out=view.left_out,
+        personal=view.personal,
+    )
+
+
+def _eta(outlook: Outlook) -> p.EtaDocument:
+    ends = (None if end is None else time(end * SECOND_US) for end in (outlook.eta_p50, outlook.eta_p90))
+    return p.EtaDocument(eta_p50=next(ends), eta_p90=next(ends), at_risk=outlook.at_risk)
 
 
 def _outlook(outlook: Outlook) -> d.OutlookDocument:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from frontend.batches.scheduling.outlook import Outlooks
+from frontend.batches.scheduling.outlook import WhatIf
 from frontend.batches.store.protocol import Store
 from frontend.gateway_settings import GatewaySettings
 from frontend.openai.auth import Authenticator
@@ -30,11 +30,11 @@ class PlatformService:
         store: Store,
         authenticator: Authenticator,
         bundles: Callable[[], Iterable[str]],
-        outlooks: Outlooks | None = None,
+        outlooks: WhatIf | None = None,
     ) -> None:
         deployments = Deployments(settings, bundles)
         self.views = StoreViews(store, deployments, settings.batches.default_max_concurrency, outlooks)
-        self.changes = StoreChanges(store, deployments, self.views)
+        self.changes = StoreChanges(store, self.views)
         self.callers = Callers(authenticator, settings.pages.public_url)
         self.app = PlatformApp(self.callers, PlatformEndpoints(self.views, self.changes).table())
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from frontend.batches.jobs import is_batch_id, no_batch
-from frontend.batches.scheduling.outlook import Outlook, Outlooks
+from frontend.batches.scheduling.outlook import Outlook, WhatIf
 from frontend.batches.scheduling.plain_words import in_words
 from frontend.batches.scheduling.settings_document import BadSettings, read_settings
 from frontend.batches.store.protocol import Store
@@ -15,9 +15,10 @@ from frontend.batches.store.rows import SECOND_US, BatchRow, SchedulingRow
 from frontend.openai.errors import ApiError
 from frontend.openai.principal import Principal
 from frontend.platform.access import BatchAccess, batch_access, no_workspace
-from frontend.platform.batch_models import Beside, batch_summary, lane_view
+from frontend.platform.batch_models import Beside, batch_summary, incident_view, lane_view
 from frontend.platform.chart_state import chart
-from frontend.platform.deployments import Deployments
+from frontend.platform.deployments import Deployments, no_deployment, removed
+from frontend.platform.effect_models import MAX_EFFECTS, earliest, effects
 from frontend.platform.read_models import (
     AuditView,
     BatchRows,
@@ -26,6 +27,7 @@ from frontend.platform.read_models import (
     CallerNames,
     ChartView,
     Deployment,
+    Effects,
     IncidentView,
     Outcome,
     PersonalTotals,
@@ -35,7 +37,8 @@ from frontend.platform.read_models import (
     WorkspaceView,
 )
 from frontend.platform.route_models import live_closed_percent, next_intervals, route_status
-from frontend.platform.views import BatchStatus
+from frontend.platform.versions import version_of
+from frontend.platform.views import BatchStatus, IncidentStatus
 
 ACTIVE: Final[Mapping[str, bool | None]] = {"active": True, "finished": False, "all": None}
 HOUR_US: Final = 3600 * SECOND_US
@@ -55,7 +58,7 @@ class StoreViews:
         store: Store,
         deployments: Deployments,
         default_max_concurrency: int,
-        outlooks: Outlooks | None = None,
+        outlooks: WhatIf | None = None,
         outlook_wait_s: float = OUTLOOK_WAIT_S,
     ) -> None:
         self._store = store
@@ -74,9 +77,16 @@ class StoreViews:
         """See ``Views``."""
         return self._deployments.all()
 
-    def deployment(self, route_id: str) -> Deployment:
+    async def deployment(self, route_id: str) -> Deployment:
         """See ``Views``."""
-        return self._deployments.get(route_id)
+        found = self._deployments.find(route_id)
+        if found is not None:
+            return found
+        stored = await self._store.scheduling.settings(route_id)
+        now_us = await self._store.now_us()
+        if stored is None and not await self._store.explain.edges(route_id, 0, now_us, limit=1):
+            raise no_deployment()
+        return removed(route_id)
 
     def defaults(self, route_id: str) -> SchedulingRow:
         """See ``Views``."""
@@ -84,15 +94,18 @@ class StoreViews:
 
     async def routes_view(self) -> tuple[RouteView, ...]:
         """See ``Views``."""
-        return await self._routes(self._deployments.all())
+        known = self._deployments.all()
+        names = {deployment.id for deployment in known}
+        left = (row.route_id for row in await self._store.scheduling.all_settings() if row.route_id not in names)
+        return await self._routes((*known, *map(removed, left)))
 
     async def route_view(self, route_id: str) -> RouteView:
         """See ``Views``."""
-        return (await self._routes((self._deployments.get(route_id),)))[0]
+        return (await self._routes((await self.deployment(route_id),)))[0]
 
     async def chart_view(self, route_id: str, hours: int) -> ChartView:
         """See ``Views``."""
-        self._deployments.get(route_id)
+        await self.deployment(route_id)
         to_us = await self._store.now_us()
         from_us = to_us - hours * HOUR_US
         edges = await self._store.explain.edges(route_id, from_us, to_us)
@@ -103,7 +116,7 @@ class StoreViews:
 
     async def preview(self, route_id: str, document: Mapping[str, Any], from_us: int | None = None) -> PreviewView:
         """See ``Views``."""
-        settings = read_document(self._deployments, route_id, document, "")
+        settings = await self.read_document(route_id, document, "")
         now_us = await self._store.now_us()
         observed = []
         if settings.yield_live_threshold is not None:
@@ -116,7 +129,34 @@ class StoreViews:
             intervals=intervals or (),
             live_closed_percent=live_closed_percent(settings, observed),
             observed_minutes=len(observed),
+            effects=await self._effects(settings),
         )
+
+    async def _effects(self, settings: SchedulingRow) -> Effects | None:
+        if self._outlooks is None:
+            return None
+        try:
+            async with asyncio.timeout(self._outlook_wait_s):
+                found = await self._outlooks.with_settings(settings)
+        except TimeoutError:
+            return None
+        rows = [await self._store.batches.get(None, batch_id) for batch_id in earliest(found, MAX_EFFECTS)]
+        workspaces = {one.id: one for one in await self._store.keys.workspaces()} if rows else {}
+        return effects(found, [row for row in rows if row is not None], workspaces)
+
+    async def read_document(self, route_id: str, document: Mapping[str, Any], updated_by: str) -> SchedulingRow:
+        """Return the settings in a document for a route. Raises: ApiError 404, 409, 400 with ``param``."""
+        deployment = await self.deployment(route_id)
+        if not deployment.configured:
+            raise ApiError(
+                409, "this deployment is not configured any more: its settings can be read, but not changed",
+                param="deployment",
+            )  # fmt: skip
+        try:
+            facts = self._deployments.facts(deployment)
+            return read_settings(dict(document), facts, updated_at=0, updated_by=updated_by)
+        except BadSettings as error:
+            raise ApiError(400, str(error), param=error.param or None) from error
 
     async def _routes(self, deployments: Sequence[Deployment]) -> tuple[RouteView, ...]:
         scheduling = self._store.scheduling
@@ -140,6 +180,7 @@ class StoreViews:
                     deployment=deployment,
                     settings=settings,
                     stored=row is not None,
+                    version=version_of(row),
                     updated_at_us=None if row is None else row.updated_at,
                     updated_by=None if row is None else savers.get(row.updated_by),
                     status=route_status(settings, signals.get(route), counts.get(route), caps.get(route), now_us),
@@ -260,22 +301,22 @@ class StoreViews:
         rows = await self._store.keys.workspaces()
         return tuple(WorkspaceView(row.id, row.name, row.kind, weights.get(row.id, 1)) for row in rows)
 
-    async def incidents(self, limit: int, *, only_open: bool) -> tuple[IncidentView, ...]:
+    async def incidents(self, which: IncidentStatus, limit: int, offset: int = 0) -> tuple[IncidentView, ...]:
         """See ``Views``."""
         alerts = self._store.alerts
-        # The open ones come oldest first.
-        rows = (await alerts.open_incidents())[::-1][:limit] if only_open else await alerts.incidents(limit)
-        return tuple(
-            IncidentView(
-                row.id, row.rule, row.subject, row.workspace_id, row.summary, row.details, row.opened_at,
-                row.resolved_at,
-            )
-            for row in rows
-        )  # fmt: skip
+        if which == "open":
+            # They come oldest first.
+            rows = (await alerts.open_incidents())[::-1][offset : offset + limit]
+        else:
+            rows = await alerts.incidents(limit, offset=offset, resolved=which == "past")
+        workspaces = {one.id: one for one in await self._store.keys.workspaces()} if rows else {}
+        return tuple(incident_view(row, workspaces.get(row.workspace_id or "")) for row in rows)
 
-    async def audit_log(self, limit: int, before_seq: int | None) -> tuple[AuditView, ...]:
+    async def audit_log(
+        self, limit: int, before_seq: int | None, action: str | None = None, subject: str | None = None
+    ) -> tuple[AuditView, ...]:
         """See ``Views``."""
-        rows = await self._store.scheduling.audit_log(limit, before_seq)
+        rows = await self._store.scheduling.audit_log(limit, before_seq, action=action, subject=subject)
         names = await self._store.views.key_names(sorted({row.actor_key_id for row in rows if row.actor_key_id}))
         return tuple(
             AuditView(
@@ -284,14 +325,3 @@ class StoreViews:
             )
             for row in rows
         )  # fmt: skip
-
-
-def read_document(
-    deployments: Deployments, route_id: str, document: Mapping[str, Any], updated_by: str
-) -> SchedulingRow:
-    """Return the settings in a document for a route. Raises: ApiError 404, 400 with ``param``."""
-    facts = deployments.facts(deployments.get(route_id))
-    try:
-        return read_settings(dict(document), facts, updated_at=0, updated_by=updated_by)
-    except BadSettings as error:
-        raise ApiError(400, str(error), param=error.param or None) from error

@@ -24,8 +24,10 @@ from frontend.platform.read_models import (
     RouteView,
     WorkspaceView,
 )
+from frontend.platform.versions import Versions
 
 BatchStatus = Literal["active", "finished", "all"]
+IncidentStatus = Literal["all", "open", "past"]
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 200
@@ -43,8 +45,12 @@ class Views(Protocol):
         """Return every route that is known here, by model in configured order."""
         ...
 
-    def deployment(self, route_id: str) -> Deployment:
-        """Raises: ApiError 404."""
+    async def deployment(self, route_id: str) -> Deployment:
+        """Return a route, also one that is not configured any more, while something of it is stored.
+
+        Raises:
+            ApiError: 404.
+        """
         ...
 
     def defaults(self, route_id: str) -> SchedulingRow:
@@ -52,7 +58,7 @@ class Views(Protocol):
         ...
 
     async def routes_view(self) -> tuple[RouteView, ...]:
-        """Return every route with settings and status."""
+        """Return every route with settings and status; last, those with settings that are not configured any more."""
         ...
 
     async def route_view(self, route_id: str) -> RouteView:
@@ -67,7 +73,7 @@ class Views(Protocol):
         """Return what a settings document would mean from then (now) on.
 
         Raises:
-            ApiError: 404 for the route, 400 with ``param`` for the document, as a save would.
+            ApiError: 404 and 409 for the route, 400 with ``param`` for the document, as a save would.
         """
         ...
 
@@ -101,24 +107,32 @@ class Views(Protocol):
         """Return every workspace with its weight."""
         ...
 
-    async def incidents(self, limit: int, *, only_open: bool) -> tuple[IncidentView, ...]:
-        """Return incidents, newest first."""
+    async def incidents(self, which: IncidentStatus, limit: int, offset: int = 0) -> tuple[IncidentView, ...]:
+        """Return incidents, newest first; past ones by their end."""
         ...
 
-    async def audit_log(self, limit: int, before_seq: int | None) -> tuple[AuditView, ...]:
-        """Return changes, newest first."""
+    async def audit_log(
+        self, limit: int, before_seq: int | None, action: str | None = None, subject: str | None = None
+    ) -> tuple[AuditView, ...]:
+        """Return changes, newest first; of one action, about one subject, if they are given."""
         ...
 
 
 class Changes(Protocol):
     """Writes; each checks the caller's role by itself and leaves an audit row in the same transaction."""
 
-    async def put_settings(self, principal: Principal, route_id: str, document: Mapping[str, Any]) -> RouteView:
+    async def put_settings(
+        self, principal: Principal, route_id: str, document: Mapping[str, Any], versions: Versions = None
+    ) -> RouteView:
         """Replace a route's whole settings; a refused document changes nothing.
+
+        Args:
+            versions: of the settings that may be replaced.
 
         Raises:
             Forbidden: no platform admin.
-            ApiError: 404 for the route, 400 with ``param`` for the document.
+            ApiError: 404 for the route, 409 if it is not configured any more, 400 with ``param`` for the document, 412
+                if there are settings of another version.
         """
         ...
 

@@ -38,7 +38,8 @@ def test_weights_are_set_by_platform_admins_and_audited(platform: PlatformWorld)
     ):
         answer = platform.call("PUT", path, admin, body)
         assert (answer.status, answer.param) == (400, param)
-    assert platform.audit(workspace) == [("batch_weight.updated", admin.id, {"weight": 3})]
+    changes = {"weight": {"before": "1", "after": "3"}}
+    assert platform.audit(workspace) == [("batch_weight.updated", admin.id, {"weight": 3, "changes": changes})]
     assert platform.call("PUT", path.replace(workspace, "ws_none"), admin, {"weight": 3}).status == 404
 
 

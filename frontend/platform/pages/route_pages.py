@@ -136,7 +136,7 @@ class RoutePages:
     async def _preview(self, visit: Visit, route_id: str) -> Reply:
         """Return the preview alone, for the page's script, also where there is none because of a mistake."""
         form = settings_form.from_fields(visit.form)
-        deployment = self._views.deployment(route_id)
+        deployment = await self._views.deployment(route_id)
         preview, mistake = None, ""
         try:
             preview = await self._views.preview(route_id, form.document())
