@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
+
+if TYPE_CHECKING:
+    from frontend.grpc_fast.repeats import Repeat
 
 
 class RunningGrpcServer(Protocol):
@@ -27,13 +30,21 @@ class AdoptingGrpcServer(Protocol):
 
 
 def make_grpc_server(
-    serving: Serving, host: str, port: int, settings: GrpcSettings, limits: EndpointSettings
+    serving: Serving,
+    host: str,
+    port: int,
+    settings: GrpcSettings,
+    limits: EndpointSettings,
+    repeat: Repeat | None = None,
 ) -> RunningGrpcServer:
-    """Return the server to start. Only the chosen one is imported: grpcio alone is tens of MiB in every frontend."""
+    """Return the server to start; ``repeat`` is ``FrontendApp.repeat``, which only the fast one uses.
+
+    Only the chosen one is imported: grpcio alone is tens of MiB in every frontend.
+    """
     if settings.server == "fast":
         from frontend.grpc_fast.server import FastGrpcServer
 
-        return FastGrpcServer(serving, host, port, settings, limits)
+        return FastGrpcServer(serving, host, port, settings, limits, repeat=repeat)
     from frontend.grpc import GrpcServer
 
     return GrpcServer(serving, host, port, settings, limits)

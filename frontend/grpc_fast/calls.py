@@ -15,15 +15,19 @@ from engines.errors import DeadlineExceeded, ServingError
 from frontend.grpc_fast import replies
 from frontend.grpc_fast.messages import PREFIX_BYTES, CallFailure, Message, MessageReader
 from frontend.grpc_fast.plans import Plan
+from frontend.grpc_fast.repeated_call import RepeatedCall
+from frontend.grpc_fast.repeats import Found
 from frontend.grpc_methods import Method, failure_of, outcome_of
 from frontend.http2.connection import Connection
 from frontend.http2.stream import Buffer, Release, Stream
-from frontend.inference import InferResponse
+from frontend.inference import InferRequest, InferResponse
 from frontend.serving import Call
 
 if TYPE_CHECKING:
     from frontend.grpc_fast.service import Service
 
+MAX_LEARNT_BYTES: Final = 64 * 1024
+"""Longer messages seldom come in one piece, and are kept by nobody until their answer."""
 _NO_MESSAGE: Final = "a unary call without a request message"
 _TWO_MESSAGES: Final = "a unary call with more than one request message"
 
@@ -55,7 +59,7 @@ class UnaryCall(ABC):
         if self._reader is None and self._message is None and stop - at >= PREFIX_BYTES and not data[at]:
             size = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
             if size == stop - at - PREFIX_BYTES and size <= self._service.limits.max_request_bytes:
-                self._message = data[at + PREFIX_BYTES : stop]
+                self.take(data, at, stop)
                 return
         try:
             self._collect(data, at, stop)
@@ -94,6 +98,10 @@ class UnaryCall(ABC):
             self.refuse(DeadlineExceeded("Request timeout expired before the request had arrived"))
 
     # For subclasses
+
+    def take(self, data: bytes, at: int, stop: int) -> None:
+        """Keep the message, which came in one piece: ``data[at:stop]`` with its prefix."""
+        self._message = data[at + PREFIX_BYTES : stop]
 
     @abstractmethod
     def begin(self, message: Message) -> None:
@@ -139,16 +147,28 @@ class UnaryCall(ABC):
 class InferCall(UnaryCall):
     """One ModelInfer."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_found", "_learn")
 
     def __init__(self, service: Service, connection: Connection, stream: Stream, plan: Plan) -> None:
         super().__init__(service, connection, stream, plan)
         self._call: Call | None = None
+        self._learn: tuple[bytes, InferRequest] | None = None
+        self._found: Found | None = None
+
+    def take(self, data: bytes, at: int, stop: int) -> None:
+        super().take(data, at, stop)
+        self._found = self._service.find(data, at, stop)
 
     def begin(self, message: Message) -> None:
         service = self._service
+        if self._found is not None:
+            again = RepeatedCall(service, self._stream.id, self._plan, self._found)
+            self._connection.exchange(self._stream, again)
+            return
         try:
             request = service.decode(message)
+            if isinstance(message, bytes) and len(message) <= MAX_LEARNT_BYTES:
+                self._learn = message, request
             request.deadline_ns = self.deadline_ns
             call = service.serving.start(request, self.arrival_ns, self._done)
         except Exception as error:
@@ -172,6 +192,8 @@ class InferCall(UnaryCall):
             return
         try:
             parts, size = self._service.encode(outcome)
+            if self._learn is not None:
+                self._service.learn(*self._learn, outcome, parts)
         except Exception as error:
             outcome.release()
             self.refuse(error)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from frontend.adoption import Newcomers
+from frontend.grpc_fast.repeats import Repeat
 from frontend.grpc_fast.service import Service
 from frontend.http2.limits import Limits, limits_of
 from frontend.http2.protocol import Http2Protocol, ServerState
@@ -33,6 +34,8 @@ def _nothing() -> None:
 class FastGrpcServer:
     """KServe over gRPC on one port, which other processes may share (SO_REUSEPORT).
 
+    ``repeat`` begins calls that repeat an earlier one; without it all take the ordinary way.
+
     Life: ``start``, ``drain`` (optional), ``close``; closing twice, or before the start, is harmless.
     """
 
@@ -44,6 +47,7 @@ class FastGrpcServer:
         settings: GrpcSettings,
         limits: EndpointSettings,
         *,
+        repeat: Repeat | None = None,
         http2_limits: Limits | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -53,6 +57,7 @@ class FastGrpcServer:
         self._settings = settings
         self._limits = limits
         self._http2_limits = http2_limits or limits_of(limits, settings.max_concurrent_rpcs)
+        self._repeat = repeat
         self._clock = clock
         self._draining = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -95,7 +100,7 @@ class FastGrpcServer:
         """
         loop = asyncio.get_running_loop()
         self._service = Service(
-            self._serving, self._settings, self._limits, self._http2_limits, self._draining, self._clock
+            self._serving, self._settings, self._limits, self._http2_limits, self._draining, self._clock, self._repeat
         )
         self._state = state = ServerState(
             self._service, self._http2_limits, self._limits.max_connections, self._clock, self._emptied.set, closed
@@ -126,6 +131,8 @@ class FastGrpcServer:
         now_ns = self._clock()
         for connection in list(self._state.connections):
             connection.tick(now_ns)
+        if self._service is not None:
+            self._service.tick()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, let RPCs under way finish, and cut what is left after ``timeout_s``.

@@ -11,6 +11,8 @@ from frontend.grpc_fast import replies
 from frontend.grpc_fast.calls import InferCall, MethodCall
 from frontend.grpc_fast.messages import Message, Room
 from frontend.grpc_fast.plans import Plan, plan_of
+from frontend.grpc_fast.repeated_call import RepeatedCall
+from frontend.grpc_fast.repeats import Repeat, Templates
 from frontend.grpc_fast.streams import EachCall, InferStreamCall, WatchCall
 from frontend.grpc_health import CHECK_PATH, HEALTH_SERVICE, WATCH_PATH, Health
 from frontend.grpc_methods import INFER_PATH, STREAM_PATH, GrpcMethods
@@ -18,7 +20,7 @@ from frontend.grpc_reflection import PATHS, Reflection
 from frontend.http2.connection import Connection
 from frontend.http2.fields import Head
 from frontend.http2.limits import Limits
-from frontend.http2.stream import Buffer, Receiver, Stream
+from frontend.http2.stream import Buffer, Receiver, Stream, WholeStream
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve import proto_schema
 from frontend.kserve.infer_templates import RequestTemplates, ResponseTemplates
@@ -46,6 +48,8 @@ class Service:
 
     Attributes:
         room: for messages that are not complete.
+        find: looks up what is known of a message that repeats an earlier one.
+        repeat: begins such a call; None if they take the ordinary way.
         infer_streams: open ModelStreamInfer calls, to be told of a drain.
         calls: open calls of all connections.
     """
@@ -58,6 +62,7 @@ class Service:
         http2_limits: Limits,
         draining: asyncio.Event,
         clock: Callable[[], int],
+        repeat: Repeat | None = None,
     ) -> None:
         self.serving = serving
         self.limits = limits
@@ -67,6 +72,9 @@ class Service:
         self.room = Room(limits)
         self.infer_streams: set[InferStreamCall] = set()
         self.calls = 0
+        self.repeat = repeat
+        self._templates = Templates(serving)
+        self.find = self._templates.find
         self._max_calls = settings.max_concurrent_rpcs
         self._refused = Refused()
         self._requests = RequestTemplates(limits)
@@ -90,6 +98,15 @@ class Service:
         connection.sender.finish(stream, refusal)
         return self._refused
 
+    def whole(self, stream_id: int, value: Plan, data: bytes, at: int, stop: int) -> WholeStream | None:
+        if value.begin is not InferCall or self.calls >= self._max_calls:
+            return None
+        found = self.find(data, at, stop)
+        if found is None:
+            return None
+        self.calls += 1
+        return RepeatedCall(self, stream_id, value, found)
+
     def closed(self) -> None:
         self.calls -= 1
 
@@ -103,6 +120,15 @@ class Service:
         """Return the parts of a ModelInferResponse, which borrow the response, and their size."""
         parts = self._responses.encode(response)
         return parts, sum(map(len, parts))
+
+    def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: list[Buffer]) -> None:
+        """Remember an answered call for those that repeat it; ``answer`` as ``encode`` gave it."""
+        if self.repeat is not None:
+            self._templates.learn(message, request, response, answer)
+
+    def tick(self) -> None:
+        """About a second has passed."""
+        self._templates.renew()
 
     def _by_path(self, settings: GrpcSettings) -> dict[bytes, Callable[..., Any]]:
         health = Health(self.serving, self.draining)

@@ -1,7 +1,9 @@
 """The protocol of one HTTP/2 connection (RFC 9113), for a server: bytes in, calls to the application; no I/O, no clock.
 
 Theory of operation
-    ``Intake`` finds the frames; here is what they mean. What is to be sent lies in ``sender``.
+    ``Intake`` finds the frames; here is what those of a request mean, in ``Controls`` what the others do. What is to
+    be sent lies in ``sender``.
+    A request that came whole can be begun as such: one call and one object instead of one per frame and layer.
     A stream leaves ``streams`` when its answer was sent in full, or when either side resets it. If the client had
     still something to send, it is told to stop (RST_STREAM NO_ERROR) and what is on its way is swallowed: the last
     ``MAX_DROPPED`` such streams are remembered for that.
@@ -17,16 +19,16 @@ from enum import IntEnum
 from typing import Final
 
 from frontend.http2 import frames
+from frontend.http2.controls import DRAIN_PING, Controls
 from frontend.http2.fields import Head, HeadDecoder
 from frontend.http2.frames import Code, ConnectionFault
 from frontend.http2.intake import Intake
 from frontend.http2.limits import Limits
-from frontend.http2.peer import ANSWER_CREDIT, Budget, read_settings
+from frontend.http2.peer import Budget
 from frontend.http2.sender import Sender
-from frontend.http2.stream import Application, Stream
+from frontend.http2.stream import Application, Stream, WholeStream
 
 MAX_DROPPED: Final = 1024
-DRAIN_PING: Final = b"draining"
 
 
 class Phase(IntEnum):
@@ -37,6 +39,9 @@ class Phase(IntEnum):
     """The client knows; what it sends is still served."""
     LAST_NAMED = 2
     """Nothing new is served."""
+
+
+_LAST_NAMED: Final = Phase.LAST_NAMED
 
 
 class Connection:
@@ -63,7 +68,10 @@ class Connection:
         self._dropped: dict[int, None] = {}
         self._window = limits.connection_window_bytes
         self._half_window = limits.connection_window_bytes // 2
+        self._max_streams = limits.max_streams
+        self._stream_window = limits.stream_window_bytes
         self._budget = Budget(limits)
+        self._controls = Controls(self, self.sender, self._budget)
 
     # What the transport's side calls
 
@@ -160,24 +168,35 @@ class Connection:
             self.sender.control(frames.window_update(stream.id, room - stream.receive_window))
             stream.receive_window = room
 
+    def exchange(self, stream: Stream, whole: WholeStream) -> None:
+        """Let another take the place of a stream whose request is complete, and begin it."""
+        whole.send_window = stream.send_window
+        whole.receiver = whole
+        self.streams[stream.id] = whole
+        stream.open = False
+        stream.receiver = None
+        whole.begin(self)
+
     # What the intake finds
 
     def open(self, stream_id: int, head: Head, *, ends: bool) -> None:
         if not stream_id & 1:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"client opened stream {stream_id}: its streams are odd")
         self.last_id = stream_id
-        if self._phase is Phase.LAST_NAMED:
+        if self._phase is _LAST_NAMED:
             self._remember(stream_id)
             return
-        if head.malformed or len(self.streams) >= self._limits.max_streams:
+        if head.malformed or len(self.streams) >= self._max_streams:
             self._budget.reset()
             self._remember(stream_id)
             code = Code.PROTOCOL_ERROR if head.malformed else Code.REFUSED_STREAM
             self.sender.control(frames.rst_stream(stream_id, code))
             return
-        stream = Stream(
-            stream_id, self._limits.stream_window_bytes, self.sender.initial_window, head.content_length, ends
-        )
+        stream = Stream(stream_id)
+        stream.receive_window = self._stream_window
+        stream.send_window = self.sender.initial_window
+        stream.body_left = head.content_length
+        stream.ended = ends
         self.streams[stream_id] = stream
         receiver = self._application.open(self, stream, head.value)
         if stream.open:
@@ -185,15 +204,43 @@ class Connection:
             if ends:
                 self._end(stream)
 
+    def whole(self, stream_id: int, head: Head, widened: int, data: bytes, at: int, stop: int) -> bool:
+        size = stop - at
+        streams = self.streams
+        send_window = self.sender.initial_window + widened
+        if (
+            size > self._window
+            or size > self._stream_window
+            or (head.content_length != size and head.content_length >= 0)
+            or len(streams) >= self._max_streams
+            or self._phase is _LAST_NAMED
+            or head.malformed
+            or not stream_id & 1
+            or send_window > frames.MOST_WINDOW_BYTES
+        ):
+            return False
+        stream = self._application.whole(stream_id, head.value, data, at, stop)
+        if stream is None:
+            return False
+        self.last_id = stream_id
+        self._window -= size
+        stream.send_window = send_window
+        stream.receiver = stream
+        streams[stream_id] = stream
+        if widened:
+            self._controls.spend("WINDOW_UPDATE frames")
+        stream.begin(self)
+        return True
+
     def trailers(self, stream_id: int, malformed: str, *, ends: bool) -> None:
         stream = self.streams.get(stream_id)
         if stream is None:
             if stream_id not in self._dropped:
                 raise ConnectionFault(Code.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is over")
         elif stream.ended:
-            self._fault(stream, Code.STREAM_CLOSED)
+            self.fault(stream, Code.STREAM_CLOSED)
         elif malformed or not ends:
-            self._fault(stream, Code.PROTOCOL_ERROR)
+            self.fault(stream, Code.PROTOCOL_ERROR)
         else:
             stream.ended = True
             self._end(stream)
@@ -213,13 +260,13 @@ class Connection:
             return
         stream.receive_window -= frame_bytes
         if stream.ended:
-            self._fault(stream, Code.STREAM_CLOSED)
+            self.fault(stream, Code.STREAM_CLOSED)
         elif stream.receive_window < 0:
-            self._fault(stream, Code.FLOW_CONTROL_ERROR)
+            self.fault(stream, Code.FLOW_CONTROL_ERROR)
         elif stream.body_left >= 0:
             stream.body_left -= data_bytes
             if stream.body_left < 0:
-                self._fault(stream, Code.PROTOCOL_ERROR)
+                self.fault(stream, Code.PROTOCOL_ERROR)
 
     def data(self, stream_id: int, data: bytes, at: int, stop: int) -> None:
         stream = self.streams.get(stream_id)
@@ -237,91 +284,27 @@ class Connection:
             self.refill(stream)
 
     def control(self, stream_id: int, kind: int, flags: int, payload: bytes) -> None:
-        match kind:
-            case frames.WINDOW_UPDATE:
-                self._on_window_update(stream_id, payload)
-            case frames.SETTINGS:
-                self._on_settings(stream_id, flags, payload)
-            case frames.PING:
-                self._on_ping(stream_id, flags, payload)
-            case frames.RST_STREAM:
-                self._on_reset(stream_id, payload)
-            case frames.GOAWAY:
-                if stream_id:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
-                self._budget.idle("GOAWAY frames")
-            case frames.PRIORITY:
-                if not stream_id:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY on stream 0")
-                if len(payload) != 5:
-                    raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PRIORITY must be of 5 bytes")
-                self._budget.idle("PRIORITY frames")
-            case frames.PUSH_PROMISE:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-            case _:
-                self._budget.idle("unknown frames")
+        self._controls.take(stream_id, kind, flags, payload)
 
-    # Control frames
+    # What control frames bring about
 
-    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must be of 4 bytes")
-        self._spend("WINDOW_UPDATE frames")
-        increment = frames.word(payload, 0)
-        if stream_id == 0:
-            if not increment:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-            if not self.sender.widen_all(increment):
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window exceeds 2^31 - 1")
-            return
-        if stream_id > self.last_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {stream_id}, which is idle")
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            return
-        if not increment:
-            self._fault(stream, Code.PROTOCOL_ERROR)
-        elif not self.sender.widen(stream, increment):
-            self._fault(stream, Code.FLOW_CONTROL_ERROR)
-
-    def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._budget.idle("SETTINGS frames")
-        if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS on a stream")
-        if flags & frames.ACK:
-            if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "acknowledged SETTINGS with values")
-            return
-        wanted = read_settings(payload)
-        self.sender.frame_bytes = wanted.get(frames.SETTINGS_MAX_FRAME_SIZE, self.sender.frame_bytes)
-        window = wanted.get(frames.SETTINGS_INITIAL_WINDOW_SIZE, self.sender.initial_window)
-        change = window - self.sender.initial_window
-        self.sender.initial_window = window
-        for stream in list(self.streams.values()) if change else ():
-            if not self.sender.widen(stream, change):
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window exceeds 2^31 - 1")
-        self.sender.control(frames.SETTINGS_ACK)
-
-    def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
-        if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING on a stream")
-        if len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING must be of 8 bytes")
-        self._spend("PING frames")
-        if not flags & frames.ACK:
-            self.sender.control(frames.ping(payload, ack=True))
-        elif payload == DRAIN_PING and self._phase is Phase.TOLD:
+    def heard_of_drain(self) -> None:
+        if self._phase is Phase.TOLD:
             self._name_last()
 
-    def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM must be of 4 bytes")
-        if stream_id == 0 or stream_id > self.last_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which is idle")
+    def abandon(self, stream: Stream) -> None:
+        """The client does not wait any more."""
+        receiver = stream.receiver
+        self._drop(stream)
+        if receiver is not None:
+            receiver.cancel()
+
+    def fault(self, stream: Stream, code: Code) -> None:
+        """The client broke the protocol on a stream."""
         self._budget.reset()
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            self._abandon(stream)
+        self.abandon(stream)
+        self._remember(stream.id)
+        self.sender.control(frames.rst_stream(stream.id, code))
 
     # Ends
 
@@ -332,45 +315,33 @@ class Connection:
 
     def _end(self, stream: Stream) -> None:
         if stream.body_left > 0:
-            self._fault(stream, Code.PROTOCOL_ERROR)
+            self.fault(stream, Code.PROTOCOL_ERROR)
         elif stream.receiver is not None:
             stream.receiver.end()
 
     def _finished(self, stream: Stream) -> None:
         """The answer was sent in full."""
-        self.sender.credit += ANSWER_CREDIT
         self._drop(stream)
         if not stream.ended:
             self.sender.control(frames.rst_stream(stream.id, Code.NO_ERROR))
 
     def _drop(self, stream: Stream) -> None:
         stream.open = False
+        # A stream may be its own receiver: left so, every request would wait for the garbage collector.
+        stream.receiver = None
         del self.streams[stream.id]
         if not stream.ended:
             self._remember(stream.id)
         if stream.queue:
             self.sender.drop(stream)
         self._application.closed()
-        if self._phase is Phase.LAST_NAMED and not self.streams:
+        if self._phase is _LAST_NAMED and not self.streams:
             self.over = True
-
-    def _abandon(self, stream: Stream) -> None:
-        """The client does not wait any more."""
-        self._drop(stream)
-        if stream.receiver is not None:
-            stream.receiver.cancel()
-
-    def _fault(self, stream: Stream, code: Code) -> None:
-        """The client broke the protocol on a stream."""
-        self._budget.reset()
-        self._abandon(stream)
-        self._remember(stream.id)
-        self.sender.control(frames.rst_stream(stream.id, code))
 
     def _withdraw_all(self) -> None:
         for stream in list(self.streams.values()):
             if stream.open:
-                self._abandon(stream)
+                self.abandon(stream)
 
     def _remember(self, stream_id: int) -> None:
         dropped = self._dropped
@@ -383,12 +354,5 @@ class Connection:
             stream.stalled_at_bytes = stream.sent_bytes
             stream.stalled_ns = now_ns
         elif now_ns - stream.stalled_ns > self._limits.write_ns:
-            self._abandon(stream)
+            self.abandon(stream)
             self.sender.control(frames.rst_stream(stream.id, Code.CANCEL))
-
-    def _spend(self, what: str) -> None:
-        """Count a frame that a client also sends because of what it received."""
-        if self.sender.credit > 0:
-            self.sender.credit -= 1
-        else:
-            self._budget.idle(what)

@@ -37,6 +37,8 @@ DEFAULT_FRAME_BYTES: Final = 16_384
 MOST_FRAME_BYTES: Final = 2**24 - 1
 MOST_WINDOW_BYTES: Final = 2**31 - 1
 MOST_STREAM_ID: Final = 2**31 - 1
+DATA_OPENS: Final = bytes((DATA, 0))
+"""What stands between length and stream of a DATA frame that is not the last of its stream."""
 
 HEADER: Final = Struct(">HBBBI")
 """Length (upper 16 bits, lower 8), type, flags, stream."""
@@ -80,32 +82,28 @@ class StreamFault(Exception):
 
 
 class Block:
-    """An encoded header block to send, with the packers that put it between frame headers in one step."""
+    """An encoded header block to send.
 
-    __slots__ = ("_alone", "_before_data", "_high", "_low", "data")
+    Attributes:
+        data: the block.
+        opens, ends: what stands before the stream's number in the HEADERS frame that opens, or ends, a stream.
+    """
+
+    __slots__ = ("data", "ends", "opens")
 
     def __init__(self, data: bytes) -> None:
         assert len(data) <= DEFAULT_FRAME_BYTES, "every peer takes a frame of that size"
         self.data = data
-        self._high = len(data) >> 8
-        self._low = len(data) & 0xFF
-        self._alone = Struct(f">HBBBI{len(data)}s")
-        self._before_data = Struct(f">HBBBI{len(data)}sHBBBI")
-
-    def before_data(self, stream_id: int, data_bytes: int) -> bytes:
-        """Return the HEADERS frame that opens an answer, and the frame header of its only DATA frame."""
-        return self._before_data.pack(
-            self._high, self._low, HEADERS, END_HEADERS, stream_id, self.data,
-            data_bytes >> 8, data_bytes & 0xFF, DATA, 0, stream_id,
-        )  # fmt: skip
+        self.opens = len(data).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))
+        self.ends = len(data).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS | END_STREAM))
 
     def frame(self, stream_id: int) -> bytes:
         """Return the HEADERS frame that opens an answer."""
-        return self._alone.pack(self._high, self._low, HEADERS, END_HEADERS, stream_id, self.data)
+        return b"".join((self.opens, stream_id.to_bytes(4, "big"), self.data))
 
     def last_frame(self, stream_id: int) -> bytes:
         """Return the HEADERS frame that ends a stream."""
-        return self._alone.pack(self._high, self._low, HEADERS, END_HEADERS | END_STREAM, stream_id, self.data)
+        return b"".join((self.ends, stream_id.to_bytes(4, "big"), self.data))
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

@@ -27,6 +27,13 @@ class Frames(Protocol):
         """A request, on a stream above ``last_id``."""
         ...
 
+    def whole(self, stream_id: int, head: Head, widened: int, data: bytes, at: int, stop: int) -> bool:
+        """A request, on a stream above ``last_id``, whose whole body is ``data[at:stop]``.
+
+        ``widened`` is by how much it widens its window. False if it must be handed on in its parts.
+        """
+        ...
+
     def trailers(self, stream_id: int, malformed: str, *, ends: bool) -> None:
         """HEADERS on a stream not above ``last_id``; ``malformed`` says what is wrong with them."""
         ...
@@ -134,12 +141,34 @@ class Intake:
                 # HEADERS as every gRPC client sends them: whole, and a block that came before.
                 head = memo.get(data[at + 9 : stop])
                 if head is not None and self._block is None and self._state == 2:
+                    if flags == 4 and end - stop > 9:
+                        at = self._whole_request(stream_id, head, data, stop, end)
+                        if at:
+                            continue
                     target.open(stream_id, head, ends=flags & 1 == 1)
                     at = stop
                     continue
             self._on_frame(stream_id, kind, flags, data[at + 9 : stop])
             at = stop
         return at
+
+    def _whole_request(self, stream_id: int, head: Head, data: bytes, at: int, end: int) -> int:
+        """Hand on a request if all of it has come in one DATA frame; return where reading goes on, or 0 if not."""
+        high, low, kind, flags, same = frames.HEADER.unpack_from(data, at)
+        widened = 0
+        if kind == 8 and low == 4 and not high and same == stream_id and end - at > 22:
+            # Clients on gRPC's C core widen the window of each of their streams.
+            widened = frames.word(data, at + 9)
+            at += 13
+            high, low, kind, flags, same = frames.HEADER.unpack_from(data, at)
+            if not widened:
+                return 0
+        at += 9
+        length = high << 8 | low
+        stop = at + length
+        if kind or flags != 1 or same != stream_id or stop > end or length > self._limits.frame_bytes:
+            return 0
+        return stop if self._frames.whole(stream_id, head, widened, data, at, stop) else 0
 
     def _on_frame(self, stream_id: int, kind: int, flags: int, payload: bytes) -> None:
         if self._state < 2:

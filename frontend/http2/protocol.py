@@ -56,6 +56,18 @@ class ServerState:
     refused: int = 0
     refused_open: int = 0
     connections: set[Http2Protocol] = field(default_factory=set)
+    to_flush: list[Http2Protocol] = field(default_factory=list)
+
+    def flush(self) -> None:
+        """Write what a turn of the loop has made for every connection."""
+        to_flush, self.to_flush = self.to_flush, []
+        for connection in to_flush:
+            try:
+                connection.flush()
+            except Exception:
+                # One connection's defect must not cost the others their answers.
+                log.exception("http2.flush_failed")
+                connection.abort()
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -112,7 +124,7 @@ class Http2Protocol(asyncio.Protocol):
         finally:
             self._receiving = False
         if self._sender.awake or self.connection.over:
-            self._flush()
+            self.flush()
 
     def eof_received(self) -> bool:
         return False  # nobody half-closes a connection whose answers it wants: what waits is withdrawn
@@ -124,7 +136,7 @@ class Http2Protocol(asyncio.Protocol):
         self._sender.held = False
         self._stalled_ns = 0
         self._return_lent()
-        self._flush()
+        self.flush()
 
     # What the server asks
 
@@ -148,6 +160,29 @@ class Http2Protocol(asyncio.Protocol):
         """Drop the connection and all its requests."""
         self._transport.abort()
 
+    def flush(self) -> None:
+        """Hand what is to be sent to the transport."""
+        transport, sender = self._transport, self._sender
+        if transport.is_closing() or self._receiving or self._lingering:
+            return
+        again = True
+        while again:
+            parts, releases = sender.take()
+            if parts:
+                if releases:
+                    transport.writelines(parts)
+                else:
+                    transport.write(b"".join(parts))
+            if releases:
+                self._lent.extend(releases)
+            again = sender.more()
+        if self._lent and not sender.held:
+            self._return_lent()
+        if self.connection.over:
+            self._shut()
+        elif sender.held or not self._reading:
+            self._update_reading()
+
     # Inside
 
     def _refuse(self) -> None:
@@ -161,31 +196,11 @@ class Http2Protocol(asyncio.Protocol):
 
     def _wake(self) -> None:
         if not self._receiving:
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        transport, sender = self._transport, self._sender
-        if transport.is_closing() or self._receiving or self._lingering:
-            return
-        again = True
-        while again:
-            parts, releases = sender.take()
-            if parts:
-                if len(parts) == 1:
-                    transport.write(parts[0])
-                elif releases:
-                    transport.writelines(parts)
-                else:
-                    transport.write(b"".join(parts))
-            if releases:
-                self._lent.extend(releases)
-            again = sender.more()
-        if self._lent and not sender.held:
-            self._return_lent()
-        if self.connection.over:
-            self._shut()
-        else:
-            self._update_reading()
+            to_flush = self._state.to_flush
+            to_flush.append(self)
+            if len(to_flush) == 1:
+                # One step of the loop for all connections: one each took 0.5 us more per answer.
+                self._loop.call_soon(self._state.flush)
 
     def _update_reading(self) -> None:
         blocked = self._sender.held and self._transport.get_write_buffer_size() > self._state.limits.pending_bytes

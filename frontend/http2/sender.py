@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from frontend.http2 import frames
-from frontend.http2.frames import Block
+from frontend.http2.frames import DATA_OPENS, Block
+from frontend.http2.peer import ANSWER_CREDIT
 from frontend.http2.stream import Buffer, Outgoing, Release, Stream
 
 COPY_BYTES = 64 * 1024
@@ -69,15 +70,26 @@ class Sender:
     def answer(
         self, stream: Stream, head: Block, parts: Sequence[Buffer], size: int, tail: Block, release: Release | None
     ) -> None:
-        """Send a whole answer of one piece of data, ``size`` bytes in all."""
+        """Send a whole answer of one piece of data, ``size`` bytes in all.
+
+        Parts that ``release`` frees are copied or lent; without it they are bytes of nobody else.
+        """
         if size <= stream.send_window and size <= self.window and size <= self.frame_bytes and size <= COPY_BYTES:
-            stream_id = stream.id
-            data = b"".join((head.before_data(stream_id, size), *parts, tail.last_frame(stream_id)))
-            self.window -= size
             if release is not None:
+                parts = (b"".join(parts),)
                 release()
-            self.credit += FRAME_CREDIT
-            self.control(data)
+            # One join per turn puts it together with what else goes out: one per answer took 0.4 us more.
+            number = stream.id.to_bytes(4, "big")
+            self.parts += (
+                head.opens, number, head.data, size.to_bytes(3, "big") + DATA_OPENS, number, *parts,
+                tail.ends, number, tail.data,
+            )  # fmt: skip
+            self.size += size
+            self.window -= size
+            self.credit += FRAME_CREDIT + ANSWER_CREDIT
+            if not self.awake:
+                self.awake = True
+                self._wake()
             self._finished(stream)
             return
         self.start(stream, head)
@@ -206,4 +218,5 @@ class Sender:
     def _end(self, stream: Stream) -> None:
         assert stream.tail is not None
         self.control(stream.tail.last_frame(stream.id))
+        self.credit += ANSWER_CREDIT
         self._finished(stream)

@@ -55,6 +55,13 @@ class Application(Protocol):
         """Begin a request; it may be answered at once."""
         ...
 
+    def whole(self, stream_id: int, value: Any, data: bytes, at: int, stop: int) -> WholeStream | None:
+        """Return the stream of a request whose body is ``data[at:stop]``, to be begun; None: it is to be opened.
+
+        For requests that cost less if they are not taken apart: ``open`` does not follow, ``closed`` does.
+        """
+        ...
+
     def closed(self) -> None:
         """One of the streams that were opened is over."""
         ...
@@ -86,24 +93,43 @@ class Stream:
         sent_bytes, stalled_ns: how much was sent, and since when (in ticks) it is not more; 0 if it moves.
     """
 
-    __slots__ = (
-        "body_left", "ended", "id", "open", "queue", "queued_bytes", "ready", "receive_window", "receiver",
-        "send_window", "sent_bytes", "stalled_at_bytes", "stalled_ns", "started", "tail",
-    )  # fmt: skip
+    # Values of the class instead of slots: a small request is answered before most of them change.
+    receiver: Receiver | None = None
+    open = True
+    ended = False
+    started = False
+    ready = False
+    receive_window = 0
+    send_window = 0
+    body_left = -1
+    queue: deque[Outgoing] | None = None
+    queued_bytes = 0
+    tail: Block | None = None
+    sent_bytes = 0
+    stalled_at_bytes = 0
+    stalled_ns = 0
 
-    def __init__(self, stream_id: int, receive_window: int, send_window: int, content_length: int, ended: bool) -> None:
+    def __init__(self, stream_id: int) -> None:
         self.id = stream_id
-        self.receiver: Receiver | None = None
-        self.open = True
-        self.ended = ended
-        self.started = False
-        self.ready = False
-        self.receive_window = receive_window
-        self.send_window = send_window
-        self.body_left = content_length
-        self.queue: deque[Outgoing] | None = None
-        self.queued_bytes = 0
-        self.tail: Block | None = None
-        self.sent_bytes = 0
-        self.stalled_at_bytes = 0
-        self.stalled_ns = 0
+
+
+class WholeStream(Stream):
+    """A stream whose request was there in full; it is its own receiver, which the connection undoes at its end."""
+
+    ended = True
+
+    def begin(self, connection: Connection) -> None:
+        """The connection knows the stream: act on the request. It may be answered at once."""
+        raise NotImplementedError
+
+    def data(self, data: bytes, at: int, stop: int) -> None: ...
+    def end(self) -> None: ...
+    def cancel(self) -> None:
+        """See ``Receiver``."""
+        raise NotImplementedError
+
+    def writable(self) -> None: ...
+    def room(self) -> int:
+        return 0
+
+    def tick(self, now_ns: int) -> None: ...

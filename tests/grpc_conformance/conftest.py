@@ -14,17 +14,16 @@ import uvloop
 
 sys.path.append(str(Path(__file__).parents[1] / "kserve"))
 
+from any_grpc import HOST, KINDS, server_of
 from serving_double import DoubleServing, LoopThread
 
-from frontend.grpc_server import RunningGrpcServer, make_grpc_server
-from frontend.settings import EndpointSettings, GrpcSettings
-
-HOST = "127.0.0.1"
+from frontend.grpc_server import RunningGrpcServer
+from frontend.settings import EndpointSettings
 
 
-@pytest.fixture(scope="module", params=["grpcio", "fast"])
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which server; tests that do not look at it run on both."""
+    """Which server; tests that do not look at it run on all."""
     name: str = request.param
     return name
 
@@ -45,7 +44,7 @@ def double(kind: str) -> DoubleServing:
 @pytest.fixture(scope="module")
 def address(kind: str, double: DoubleServing, loop: LoopThread) -> Iterator[str]:
     async def start() -> tuple[RunningGrpcServer, int]:
-        server = make_grpc_server(double, HOST, 0, GrpcSettings(server=kind), double.limits)
+        server = server_of(kind, double, 0)
         return server, await server.start()
 
     server, port = loop.run(start())
@@ -64,7 +63,7 @@ async def serving(
     kind: str, limits: EndpointSettings | None = None, settings: dict[str, Any] | None = None
 ) -> AsyncIterator[tuple[DoubleServing, RunningGrpcServer, str]]:
     double = DoubleServing(limits)
-    server = make_grpc_server(double, HOST, 0, GrpcSettings(server=kind, **(settings or {})), double.limits)
+    server = server_of(kind, double, 0, **(settings or {}))
     port = await server.start()
     try:
         yield double, server, f"{HOST}:{port}"

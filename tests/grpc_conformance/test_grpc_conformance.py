@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from any_grpc import server_of
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -23,11 +24,9 @@ from serving_double import DoubleServing
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from frontend.grpc_server import RunningGrpcServer, make_grpc_server
+from frontend.grpc_server import RunningGrpcServer
 from frontend.kserve.proto_schema import RPCS as ALL_RPCS
-from frontend.settings import EndpointSettings, GrpcSettings
-
-HOST = "127.0.0.1"
+from frontend.settings import EndpointSettings
 
 
 def tensor(name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
@@ -430,11 +429,11 @@ def test_a_drain_finishes_what_runs_and_ends_streams(with_server: Callable[..., 
 def test_two_servers_share_a_port_and_a_taken_one_is_refused(kind: str, with_server: Callable[..., None]) -> None:
     async def test(double: DoubleServing, server: RunningGrpcServer, address: str) -> None:
         port = int(address.rpartition(":")[2])
-        second = make_grpc_server(double, HOST, port, GrpcSettings(server=kind), double.limits)
+        second = server_of(kind, double, port)
         assert await second.start() == port
         await second.close()
         await second.close()
-        bad = make_grpc_server(double, "203.0.113.1", port, GrpcSettings(server=kind), double.limits)
+        bad = server_of(kind, double, port, "203.0.113.1")
         with pytest.raises(OSError, match="cannot listen"):
             await bad.start()
 

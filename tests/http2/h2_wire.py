@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import h2.config
 import h2.connection
@@ -16,7 +16,7 @@ from frontend.http2.connection import Connection
 from frontend.http2.fields import Head, encode_fields
 from frontend.http2.frames import Block
 from frontend.http2.limits import Limits
-from frontend.http2.stream import Receiver, Stream
+from frontend.http2.stream import Receiver, Stream, WholeStream
 
 SECOND = 1_000_000_000
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "here")]
@@ -77,11 +77,31 @@ class Echo:
         self.ticks += 1
 
 
+class WholeEcho(WholeStream):
+    """The same for a request that was there in full."""
+
+    def __init__(self, app: EchoApp, stream_id: int, path: bytes, body: bytes) -> None:
+        super().__init__(stream_id)
+        self._of = app, path, body
+
+    def begin(self, connection: Connection) -> None:
+        app, path, body = self._of
+        self._echo = Echo(app, connection, self, path)
+        app.requests.append(self._echo)
+        self._echo.body += body
+        self._echo.end()
+
+    def cancel(self) -> None:
+        self._echo.cancel()
+
+
 @dataclass
 class EchoApp:
-    """``lent``: answers whose memory was not given back."""
+    """``lent``: answers whose memory was not given back. ``takes_whole``: requests that are there in full."""
 
+    takes_whole: ClassVar[bool] = False
     requests: list[Echo] = field(default_factory=list)
+    whole_count: int = 0
     lent: int = 0
     open_count: int = 0
     room: int = 1 << 20
@@ -94,6 +114,13 @@ class EchoApp:
         echo = Echo(self, connection, stream, value.path)
         self.requests.append(echo)
         return echo
+
+    def whole(self, stream_id: int, value: Head, data: bytes, at: int, stop: int) -> WholeStream | None:
+        if not self.takes_whole:
+            return None
+        self.open_count += 1
+        self.whole_count += 1
+        return WholeEcho(self, stream_id, value.path, data[at:stop])
 
     def closed(self) -> None:
         self.open_count -= 1

@@ -1,0 +1,332 @@
+"""ModelInfer calls that repeat an earlier one but for id and elements: recognised by their bytes, not taken apart.
+
+As ``frontend.kserve.repeats`` does for HTTP. A client writes the same bytes in front of a model's rows every time:
+model and version, then the id if there is one, then the description of the tensors, then each raw tensor behind its
+length. Protobuf reads fields one after the other, so equal bytes are equal fields. After the first such call was
+answered the ordinary way, all that follows from those bytes is known: where in the message each tensor lies, how the
+rows are placed, and all of the answer but the outputs' bytes. A later call then is one object, a comparison, the
+copies and the answer.
+
+A template is made only of what the bytes decide (``frontend.kserve.repeats`` lists it), and holds for the model table
+it was made under; a new table forgets them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from engines.bundle.variants import match_variant
+from engines.errors import ServingError
+from engines.tensor import NDArray, element_count
+from frontend.inference import InferRequest, InferResponse
+from frontend.kserve.proto import message_class
+from frontend.kserve.repeats import Plan
+from frontend.kserve.wire import LENGTH_DELIMITED, key, read_varint, skip_field, varint
+from frontend.serving import Call, Serving
+from worker.channel.messages import ModelEntry
+
+if TYPE_CHECKING:
+    from frontend.inference import OutputTensor
+
+MAX_TEMPLATES: Final = 256
+"""Kinds of message remembered per frontend; when more occur all are forgotten, and those in use come back at once."""
+MAX_SAME_SIZE: Final = 4
+"""Of them those of one size: each is compared in turn."""
+MAX_TRIES: Final = 256
+TRIES_PER_S: Final = 32
+"""Attempts to learn, saved up and renewed: of messages that never repeat each would cost as much as an answer."""
+MAX_DESCRIPTION_BYTES: Final = 2048
+MAX_ANSWER_BYTES: Final = 32 * 1024
+"""Outputs are copied; larger ones are better lent, as the ordinary way does."""
+MAX_TIMEOUTS: Final = 16
+"""Timeouts of calls remembered per template."""
+PREFIX_BYTES: Final = 5
+"""Compression flag and length in front of a message."""
+
+_MODEL, _VERSION, _ID, _RAW = (key(field, LENGTH_DELIMITED)[0] for field in (1, 2, 3, 7))
+_OUTPUT_KEY: Final = key(5, LENGTH_DELIMITED)
+_RAW_OUTPUT_KEY: Final = key(6, LENGTH_DELIMITED)
+_SHORT: Final = 0x80
+"""Lengths below take one byte."""
+
+Answer = Callable[[list[NDArray], Callable[[], None]], None]
+Refuse = Callable[[ServingError], None]
+Repeat = Callable[[Plan, memoryview, int, Answer, Refuse], Call]
+"""Begins a request that a plan describes: plan, bytes, arrival; ``FrontendApp.repeat``."""
+
+
+class Layout(NamedTuple):
+    """Where the parts of a message lie: model and version, id, description, raw tensors (first byte and end)."""
+
+    head_end: int
+    id_end: int
+    raws: list[tuple[int, int]]
+
+
+class Template:
+    """What is known of messages that differ in id and elements only.
+
+    Attributes:
+        plan: for calls without a timeout of their own; starts of inputs count from the first raw tensor.
+        data_bytes: of a framed message without an id.
+        opening: all of it up to the first element.
+        head, description: model and version; what follows the id, up to the first element.
+        between: what stands before each further tensor, and where, from the first element on.
+        outputs: index of each output in the worker's order, and what stands before its elements.
+        answer_bytes, answer_opening: of a framed answer without an id.
+        answer_head, answer_description: of an answer, before and after the id.
+    """
+
+    __slots__ = (
+        "_timed", "answer_bytes", "answer_description", "answer_head", "answer_opening", "between", "data_bytes",
+        "description", "head", "opening", "outputs", "plan",
+    )  # fmt: skip
+
+    def __init__(self, message: bytes, layout: Layout, plan: Plan, answer: _AnswerParts) -> None:
+        first = layout.raws[0][0]
+        self.plan = plan
+        self.head = message[: layout.head_end]
+        self.description = message[layout.id_end : first]
+        self.data_bytes = PREFIX_BYTES + len(message) - (layout.id_end - layout.head_end)
+        self.opening = framed(self.data_bytes - PREFIX_BYTES, self.head, self.description)
+        self.between = tuple(
+            (end - first, message[end:start])
+            for (_, end), (start, _) in zip(layout.raws, layout.raws[1:], strict=False)
+        )
+        self.outputs = answer.outputs
+        self.answer_head = answer.head
+        self.answer_description = answer.description
+        self.answer_bytes = PREFIX_BYTES + answer.message_bytes
+        self.answer_opening = framed(answer.message_bytes, answer.head, answer.description)
+        self._timed: dict[int, Plan] = {}
+
+    def timed(self, timeout_ns: int) -> Plan:
+        """Return the plan for calls with that timeout."""
+        plan = self._timed.get(timeout_ns)
+        if plan is None:
+            if len(self._timed) >= MAX_TIMEOUTS:
+                self._timed.clear()
+            timeout_us = -(-timeout_ns // 1000)
+            told_us = self.plan.timeout_us
+            plan = replace(self.plan, timeout_us=min(told_us, timeout_us) if told_us else timeout_us)
+            self._timed[timeout_ns] = plan
+        return plan
+
+    def fits(self, data: bytes, first: int) -> bool:
+        """Return whether what stands between the tensors, of which the first begins at ``first``, is as it was."""
+        return all(data.startswith(text, first + offset) for offset, text in self.between)
+
+    def answer(self, outputs: Sequence[NDArray], request_id: bytes) -> tuple[list[bytes], int]:
+        """Return a framed answer in parts, which are copies, and its size."""
+        size = self.answer_bytes
+        opening = self.answer_opening
+        if request_id:
+            told = bytes((_ID, len(request_id))) + request_id
+            size += len(told)
+            opening = framed(size - PREFIX_BYTES, self.answer_head, told, self.answer_description)
+        parts = [opening]
+        for index, before in self.outputs:
+            if before:
+                parts.append(before)
+            parts.append(outputs[index].tobytes())
+        return parts, size
+
+
+Found = tuple[Template, memoryview, bytes]
+"""A message's template, the message from its first element on, and its id."""
+
+
+class Templates:
+    """Templates of one server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._table: object = None
+        self._count = 0
+        self._tries_left = MAX_TRIES
+        self._by_bytes: dict[int, list[Template]] = {}
+
+    def find(self, data: bytes, at: int, stop: int) -> Found | None:
+        """Return what is known of the framed message ``data[at:stop]``."""
+        if self._serving.entries() is not self._table:
+            return None
+        for template in self._by_bytes.get(stop - at, ()):
+            if data.startswith(template.opening, at):
+                first = at + len(template.opening)
+                if template.between and not template.fits(data, first):
+                    return None
+                return template, memoryview(data)[first:stop], b""
+        return self._find_with_id(data, at, stop)
+
+    def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: Iterable[Any]) -> None:
+        """Remember what an answered request has shown, if it is of the kind that repeats; ``answer`` in parts."""
+        entries = self._serving.entries()
+        if entries is not self._table:
+            self._table, self._count = entries, 0
+            self._by_bytes.clear()
+        if not self._tries_left:
+            return
+        self._tries_left -= 1
+        template = _template(self._serving.entry(request.model, request.version), message, request, response)
+        if template is None:
+            return
+        arrays: dict[str, NDArray] = {output.name: output.array for output in response.outputs}
+        signature = template.plan.entry.signature
+        assert signature is not None
+        ordered = [arrays.get(spec.name, np.empty(0)) for spec in signature.outputs]
+        parts, _ = template.answer(ordered, request.request_id.encode())
+        # Only what makes the very same answer is remembered: the fast way must not know the protocol better.
+        if b"".join(parts)[PREFIX_BYTES:] != b"".join(answer):
+            return
+        if self._count >= MAX_TEMPLATES:
+            self._count = 0
+            self._by_bytes.clear()
+        same = self._by_bytes.setdefault(template.data_bytes, [])
+        same.insert(0, template)
+        self._count += 1 if len(same) <= MAX_SAME_SIZE else 0
+        del same[MAX_SAME_SIZE:]
+
+    def renew(self) -> None:
+        """About a second has passed."""
+        self._tries_left = min(MAX_TRIES, self._tries_left + TRIES_PER_S)
+
+    def _find_with_id(self, data: bytes, at: int, stop: int) -> Found | None:
+        message = at + PREFIX_BYTES
+        try:
+            if data[message] != _MODEL or data[message + 1] >= _SHORT:
+                return None
+            end = message + 2 + data[message + 1]
+            if data[end] == _VERSION:
+                end += 2 + data[end + 1]
+            size = data[end + 1]
+            if data[end] != _ID or size >= _SHORT or end + size > stop:
+                return None
+        except IndexError:
+            return None
+        for template in self._by_bytes.get(stop - at - 2 - size, ()):
+            if data.startswith(template.head, message) and data.startswith(template.description, end + 2 + size):
+                first = end + 2 + size + len(template.description)
+                request_id = data[end + 2 : end + 2 + size]
+                # Flag and length in one: an uncompressed message of just this size.
+                whole = int.from_bytes(data[at:message], "big") == stop - message
+                if whole and len(template.head) == end - message and request_id.isascii():
+                    return (template, memoryview(data)[first:stop], request_id) if template.fits(data, first) else None
+        return None
+
+
+class _AnswerParts(NamedTuple):
+    """Of an answer: what is always the same. ``outputs`` as in ``Template``."""
+
+    head: bytes
+    description: bytes
+    outputs: tuple[tuple[int, bytes], ...]
+    message_bytes: int
+
+
+def framed(message_bytes: int, *parts: bytes) -> bytes:
+    """Return the beginning of a framed, uncompressed message."""
+    return b"".join((message_bytes.to_bytes(PREFIX_BYTES, "big"), *parts))
+
+
+def layout_of(message: bytes) -> Layout | None:
+    """Return where the parts of a ModelInferRequest lie if they stand in the order of every known client."""
+    at = head_end = id_end = 0
+    raws: list[tuple[int, int]] = []
+    seen = 0
+    try:
+        while at < len(message):
+            field, end = skip_field(message, at)
+            if field in (1, 2, 3):
+                if raws or field <= seen or message[at + 1] >= _SHORT:
+                    return None
+                seen = field
+                id_end = end
+                head_end = end if field < 3 else head_end
+            elif field == 7:
+                if message[at] != _RAW:
+                    return None
+                _, start = read_varint(message, at + 1)
+                raws.append((start, end))
+            elif raws:
+                return None
+            else:
+                seen = 7
+            at = end
+    except (IndexError, ValueError):
+        return None
+    if not raws or not head_end or raws[0][0] - id_end > MAX_DESCRIPTION_BYTES:
+        return None
+    return Layout(head_end, id_end, raws)
+
+
+def _template(entry: ModelEntry, message: bytes, request: InferRequest, response: InferResponse) -> Template | None:
+    signature = entry.signature
+    if signature is None or entry.model_py or request.explain or response.parameters:
+        return None
+    if response.model != entry.name or response.version != entry.version:
+        return None
+    if any(tensor.raw is None or tensor.region is not None for tensor in request.inputs):
+        return None
+    layout = layout_of(message)
+    if layout is None or len(layout.raws) != len(request.inputs) or len(request.inputs) != len(signature.inputs):
+        return None
+    shapes = {tensor.name: tensor.shape for tensor in request.inputs}
+    starts = {tensor.name: start for tensor, (start, _) in zip(request.inputs, layout.raws, strict=True)}
+    first = layout.raws[0][0]
+    inputs: list[tuple[np.dtype[Any], int, int]] = []
+    rows = 1
+    for spec in signature.inputs:
+        # A BOOL byte must be looked at, and a BYTES tensor taken apart.
+        if spec.name not in shapes or spec.dtype in ("bool", "bytes"):
+            return None
+        shape = shapes[spec.name]
+        count = element_count(shape)
+        if not count:
+            return None
+        inputs.append((spec.element.numpy, count, starts[spec.name] - first))
+        if spec.batch_axis is not None:
+            rows = shape[spec.batch_axis]
+    variant = match_variant(signature, [shapes[spec.name] for spec in signature.inputs])
+    if variant < 0 or any(signature.variants[variant].dynamic_outputs):
+        return None
+    if signature.coalesces and rows > signature.max_rows:
+        return None
+    answer = _answer_parts([spec.name for spec in signature.outputs], response)
+    if answer is None:
+        return None
+    indexes = tuple(index for index, _ in answer.outputs)
+    plan = Plan(entry, variant, rows, tuple(inputs), indexes, request.timeout_us, [], b"")
+    return Template(message, layout, plan, answer)
+
+
+def _answer_parts(names: Sequence[str], response: InferResponse) -> _AnswerParts | None:
+    response_class: Any = message_class("ModelInferResponse")
+    described: list[bytes] = []
+    outputs: list[tuple[int, bytes]] = []
+    elements_bytes = 0
+    for output in response.outputs:
+        if output.placed or output.classification or output.array.dtype.hasobject or output.name not in names:
+            return None
+        described.append(_described(output))
+        size = output.array.nbytes
+        elements_bytes += size
+        outputs.append((names.index(output.name), _RAW_OUTPUT_KEY + varint(size)))
+    if not outputs or elements_bytes > MAX_ANSWER_BYTES:
+        return None
+    # What stands before the first output's elements belongs to the description.
+    opening: bytes = response_class(model_name=response.model, model_version=response.version).SerializeToString()
+    description = b"".join(described) + outputs[0][1]
+    outputs[0] = (outputs[0][0], b"")
+    between_bytes = sum(len(before) for _, before in outputs)
+    message_bytes = len(opening) + len(description) + between_bytes + elements_bytes
+    return _AnswerParts(opening, description, tuple(outputs), message_bytes)
+
+
+def _described(output: OutputTensor) -> bytes:
+    message: Any = message_class("ModelInferResponse.InferOutputTensor")
+    data: bytes = message(name=output.name, datatype=output.datatype, shape=output.array.shape).SerializeToString()
+    return _OUTPUT_KEY + varint(len(data)) + data

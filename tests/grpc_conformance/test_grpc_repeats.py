@@ -1,0 +1,291 @@
+"""Calls that repeat an earlier one: answered byte for byte as the first; what is not one is not taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from any_grpc import server_of
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_grpc import INFER, RawClient, framed
+from serving_double import DoubleServing
+
+from frontend.grpc_fast.repeats import MAX_TEMPLATES, MAX_TRIES, Templates, layout_of
+from frontend.grpc_server import RunningGrpcServer
+from frontend.inference import InferResponse, OutputTensor
+from frontend.kserve.grpc_codec import decode_infer, infer_parts
+from frontend.kserve.proto import message_class
+from frontend.settings import EndpointSettings
+
+Scenario = Callable[[DoubleServing, RawClient], Any]
+
+
+def request_of(
+    model: str = "simple", request_id: str = "", names: tuple[str, ...] = ("INPUT0", "INPUT1"), rows: int = 1,
+    outputs: tuple[str, ...] = (), first: int = 0, **parameters: int,
+) -> bytes:  # fmt: skip
+    """Return a message; ``first`` is the first element of the first tensor."""
+    message: Any = message_class("ModelInferRequest")(model_name=model, id=request_id)
+    for number, name in enumerate(names):
+        width, wire = (16, "INT32") if model == "simple" else (4, "FP32")
+        message.inputs.add(name=name, datatype=wire, shape=[rows, width])
+        array = np.full((rows, width), first + number, np.int32 if wire == "INT32" else np.float32)
+        message.raw_input_contents.append(array.tobytes())
+    for name in outputs:
+        message.outputs.add(name=name)
+    for name, value in parameters.items():
+        message.parameters[name].int64_param = value
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def answer_of(body: bytes) -> Any:
+    assert body[:5] == b"\0" + (len(body) - 5).to_bytes(4, "big")
+    return message_class("ModelInferResponse").FromString(body[5:])
+
+
+@pytest.fixture
+def scenario() -> Callable[[Scenario], None]:
+    """Run a coroutine with a server that knows calls again, and a client of it."""
+
+    async def run(body: Scenario) -> None:
+        double = DoubleServing(EndpointSettings())
+        server: RunningGrpcServer = server_of("repeats", double, 0)
+        client = await RawClient.open(f"127.0.0.1:{await server.start()}")
+        try:
+            await body(double, client)
+            assert double.responses_out == 0
+            assert not client.closed
+        finally:
+            await client.close()
+            await server.close()
+
+    return lambda body: asyncio.run(run(body))
+
+
+async def told(client: RawClient, message: bytes, **fields: str) -> bytes:
+    answer = await client.call(framed(message), **fields)
+    assert answer.status == 0, answer.text
+    return bytes(answer.data)
+
+
+def test_repeats_are_answered_byte_for_byte_like_the_first(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        for order in (("INPUT0", "INPUT1"), ("INPUT1", "INPUT0")):
+            for outputs in ((), ("OUTPUT1",), ("OUTPUT1", "OUTPUT0")):
+                for rows in (1, 3):
+                    message = request_of(names=order, outputs=outputs, rows=rows)
+                    before = double.repeats
+                    first = await told(client, message)
+                    assert double.repeats == before
+                    assert [await told(client, message) for _ in range(3)] == [first] * 3
+                    assert double.repeats == before + 3
+                    other = answer_of(await told(client, request_of(names=order, outputs=outputs, rows=rows, first=7)))
+                    difference = (1 if order[0] == "INPUT1" else -1) * np.ones((rows, 16), np.int32)
+                    at = [output.name for output in other.outputs].index("OUTPUT1")
+                    assert other.raw_output_contents[at] == difference.tobytes()
+                    assert double.repeats == before + 4
+
+    scenario(test)
+
+
+def test_repeats_under_ids_are_answered_under_them(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        plain = answer_of(await told(client, request_of()))
+        for number, request_id in enumerate(("1", "a longer id, of words", "x" * 127)):
+            answer = answer_of(await told(client, request_of(request_id=request_id)))
+            assert double.repeats == number + 1
+            assert answer.id == request_id
+            answer.id = ""
+            assert answer == plain
+        for request_id in ("x" * 128, "größer"):
+            answer = answer_of(await told(client, request_of(request_id=request_id)))
+            assert (answer.id, double.repeats) == (request_id, 3)
+
+    scenario(test)
+
+
+def test_what_a_template_does_not_say_is_decided_each_time(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        message = request_of("echo_f32", names=("x",))
+        for _ in range(3):
+            await told(client, message)
+        assert double.repeats == 2
+        cut = await client.call(framed(message[:-4]))
+        assert (cut.status, double.repeats) == (3, 2)
+        longer = message[:-17] + bytes((20,)) + message[-16:] + bytes(4)
+        answer = await client.call(framed(longer))
+        assert (answer.status, double.repeats) == (3, 2)
+        assert "x" in answer.text
+        wrong_flag = await client.call(framed(message, 2))
+        assert (wrong_flag.status, double.repeats) == (13, 2)
+        twice = await client.call(framed(message) + framed(message))
+        assert (twice.status, double.repeats) == (12, 2)
+        fails = request_of("broken", names=("x",))
+        for _ in range(3):
+            assert (await client.call(framed(fails))).status == 13
+        assert double.repeats == 2
+        truth: Any = message_class("ModelInferRequest")(model_name="echo_bool")
+        truth.inputs.add(name="x", datatype="BOOL", shape=[1, 4])
+        truth.raw_input_contents.append(b"\1\0\1\0")
+        for _ in range(3):
+            await told(client, truth.SerializeToString())
+        assert double.repeats == 2
+
+    scenario(test)
+
+
+def test_repeats_keep_the_timeouts_of_their_calls(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        message = request_of("echo_f32", names=("x",))
+        budgets_ms: list[int | None] = []
+        for fields in ({}, {}, {"grpc_timeout": "5S"}, {"grpc_timeout": "70M"}, {}):
+            await told(client, message, **fields)
+            deadline_ns, arrival_ns = double.last_request and double.last_request.deadline_ns, double.last_arrival_ns
+            budgets_ms.append(None if deadline_ns is None else (deadline_ns - arrival_ns) // 1_000_000)
+        assert (budgets_ms, double.repeats) == ([None, None, 5000, 4_200_000, None], 4)
+        hurried = request_of("echo_f32", names=("x",), timeout=2_000_000)
+        for fields, budget_ms in (({}, 2000), ({"grpc_timeout": "1S"}, 1000), ({"grpc_timeout": "9S"}, 2000)):
+            await told(client, hurried, **fields)
+            if double.repeats > 4:
+                assert double.last_request is not None and double.last_request.deadline_ns is not None
+                assert double.last_request.deadline_ns - double.last_arrival_ns == budget_ms * 1_000_000
+        assert double.repeats == 6
+
+    scenario(test)
+
+
+def test_a_repeat_that_is_cancelled_is_withdrawn(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        message = request_of("held", names=("x",))
+        for _ in range(2):
+            stream_id = client.start(INFER)
+            await client.send(stream_id, framed(message))
+            await double.until(lambda: bool(double.held))
+            double.release_held()
+            assert (await client.answer(stream_id)).status == 0
+        stream_id = client.start(INFER)
+        await client.send(stream_id, framed(message))
+        await double.until(lambda: len(double.held) == 1)
+        client.h2.reset_stream(stream_id)
+        client.flush()
+        await double.until(lambda: len(double.cancelled) == 1)
+        assert double.repeats == 2
+
+    scenario(test)
+
+
+# Templates by themselves
+
+ENTRY_OF = DoubleServing().models
+
+
+class Table:
+    """A serving whose table can be replaced."""
+
+    def __init__(self) -> None:
+        self.table = list(ENTRY_OF.values())
+
+    def entries(self) -> Any:
+        return self.table
+
+    def entry(self, model: str, version: str = "") -> Any:
+        return ENTRY_OF[model]
+
+
+def learnt(*messages: bytes) -> Templates:
+    """Return templates that have seen these messages of ``echo_f32`` answered."""
+    serving: Any = Table()
+    templates = Templates(serving)
+    for message in messages:
+        learn(templates, message)
+    return templates
+
+
+def learn(templates: Templates, message: bytes) -> None:
+    request = decode_infer(message, EndpointSettings())
+    array = np.frombuffer(memoryview(request.inputs[0].raw or b""), np.float32).reshape(request.inputs[0].shape)
+    response = InferResponse("echo_f32", "1", request.request_id, [OutputTensor("y", "FP32", array)])
+    templates.learn(message, request, response, infer_parts(response))
+
+
+def found(templates: Templates, message: bytes, before: bytes = b"", after: bytes = b"") -> Any:
+    data = before + framed(message) + after
+    return templates.find(data, len(before), len(data) - len(after))
+
+
+@given(st.binary(max_size=20), st.binary(max_size=20), st.text("ab1", max_size=6), st.floats(width=32))
+def test_a_message_is_found_wherever_it_lies(before: bytes, after: bytes, request_id: str, value: float) -> None:
+    templates = learnt(request_of("echo_f32", names=("x",)))
+    message = request_of("echo_f32", request_id, names=("x",))[:-4] + np.float32(value).tobytes()
+    template, raws, told_id = found(templates, message, before, after)
+    assert (bytes(raws), told_id) == (message[-16:], request_id.encode())
+    array = np.frombuffer(raws, np.float32).reshape(1, 4)
+    parts, size = template.answer([array], told_id)
+    expected = infer_parts(InferResponse("echo_f32", "1", request_id, [OutputTensor("y", "FP32", array)]))
+    assert b"".join(parts) == framed(b"".join(expected))
+    assert size == len(b"".join(parts))
+
+
+@given(st.data())
+def test_a_message_that_differs_anywhere_before_its_elements_is_not_found(data: st.DataObject) -> None:
+    message = request_of("echo_f32", "id", names=("x",))
+    templates = learnt(request_of("echo_f32", names=("x",)))
+    layout = layout_of(message)
+    assert layout is not None and found(templates, message) is not None
+    first = layout.raws[0][0]
+    head, identified = layout.head_end, layout.id_end
+    at = data.draw(st.one_of(st.integers(0, head + 1), st.integers(identified, first - 1)))
+    changed = bytearray(message)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    assert found(templates, bytes(changed)) is None
+    for stop in range(len(message)):
+        assert found(templates, message[:stop]) is None
+
+
+def test_a_new_table_forgets_what_was_learnt() -> None:
+    message = request_of("echo_f32", names=("x",))
+    templates = learnt(message)
+    assert found(templates, message) is not None
+    serving: Any = templates._serving
+    serving.table = list(serving.table)
+    assert found(templates, message) is None
+    learn(templates, message)
+    assert found(templates, message) is not None
+
+
+def test_what_never_repeats_is_learnt_within_limits() -> None:
+    templates = learnt()
+    for number in range(MAX_TRIES + 10):
+        learn(templates, request_of("echo_f32", names=("x",), rows=1 + number % 8, key=number))
+    assert sum(map(len, templates._by_bytes.values())) <= MAX_TEMPLATES
+    late = request_of("echo_f32", names=("x",), rows=2, late=1)
+    learn(templates, late)
+    assert found(templates, late) is None
+    templates.renew()
+    learn(templates, late)
+    assert found(templates, late) is not None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x0a\x01m",
+        b"\x3a\x00",
+        b"\x3a\x00\x0a\x01m",
+        b"\x0a\x01m\x1a\x01i\x0a\x01n\x3a\x00",
+        b"\x0a\x01m\x2a\x00\x1a\x01i\x3a\x00",
+        b"\x0a\x01m\x3a\x00\x2a\x00",
+        b"\x0a\x01m\x3a\x05",
+        b"\x12\x01v\x0a\x01m\x3a\x00",
+        b"\x0a\x81\x00mm\x3a\x00",
+        b"\xff" * 12,
+    ],
+)
+def test_other_orders_of_fields_have_no_layout(message: bytes) -> None:
+    assert layout_of(message) is None
