@@ -18,7 +18,7 @@ from engines.tensor import BY_NAME, element_count
 from engines.tensorrt.names import Api
 from engines.tensorrt.profiles import Profile
 from engines.tensorrt.rooms import Region, Rooms
-from engines.tensorrt.weights import OutsideWeights
+from engines.tensorrt.weights import Weights
 
 log = logging.getLogger("engines.tensorrt")
 
@@ -65,9 +65,7 @@ class _Prepared:
 class ProfileContext:
     """Executes one (variant, batch size)."""
 
-    def __init__(
-        self, title: str, api: Api, engine: Any, profile: Profile, rooms: Rooms, weights: OutsideWeights
-    ) -> None:
+    def __init__(self, title: str, api: Api, engine: Any, profile: Profile, rooms: Rooms, weights: Weights) -> None:
         self.profile = profile
         self.inputs: tuple[IoTensor, ...] = ()
         self.outputs: tuple[IoTensor, ...] = ()

@@ -15,16 +15,18 @@ from engines.staging import Plan
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
 from engines.tensorrt.executable import TensorRTExecutable
+from engines.tensorrt.memory import LibraryMemory, Owner
 from engines.tensorrt.rooms import Rooms
 from engines.tensorrt.slot import DeviceSlot, PinnedArrays
-from engines.tensorrt.weights import OutsideWeights
+from engines.tensorrt.weights import Weights
 
 
 class TensorRTModel:
     """Owns every reference to its library objects: the last one that goes frees their device memory.
 
     Args:
-        inside_bytes: weights that are part of the engine.
+        memory, owner: what the library holds for this model.
+        inside_bytes: weights that are part of the engine, as the library tells.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class TensorRTModel:
         manifest: Manifest,
         engine: Any,
         contexts: list[ProfileContext],
-        weights: OutsideWeights,
+        weights: Weights,
+        memory: LibraryMemory,
+        owner: Owner,
         inside_bytes: int,
         rooms: Rooms,
     ) -> None:
@@ -42,6 +46,8 @@ class TensorRTModel:
         self._engine = engine
         self._contexts = contexts
         self._weights = weights
+        self._memory = memory
+        self._owner = owner
         self._inside_bytes = inside_bytes
         self._rooms = rooms
         self._pinned: dict[int, PinnedArrays] = {}
@@ -49,14 +55,15 @@ class TensorRTModel:
 
     @property
     def footprint(self) -> Footprint:
-        """Exact: the slab and what the library says of its engine; scratch is shared by all models."""
+        """Exact: the slab, and what the library asked for or tells of its engine; scratch is shared by all models."""
         scratch = max((context.scratch_bytes for context in self._contexts), default=0)
-        return Footprint(self._weights.slab_bytes + self._inside_bytes, scratch, exact=True)
+        inside_bytes = max(self._inside_bytes, self._memory.held_bytes(self._owner))
+        return Footprint(self._weights.slab_bytes + inside_bytes, scratch, exact=True)
 
     @property
     def evictable_bytes(self) -> int:
-        """What ``unload`` gives back: 0 for a model with its weights inside, which must be closed for that."""
-        return self._weights.slab_bytes
+        """What ``unload`` gives back: 0 where weights are inside for good, until the model is closed."""
+        return self._weights.evictable_bytes
 
     @property
     def resident(self) -> bool:
@@ -120,6 +127,8 @@ class TensorRTModel:
             self._engine = None
             self._weights.close()
         release_freed()
+        # Only now the library has let go of everything: its objects may have hung in cycles.
+        self._memory.sweep()
 
     def _free_pinned(self) -> None:
         for pinned in self._pinned.values():

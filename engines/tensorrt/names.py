@@ -14,7 +14,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from engines.errors import NotReady
 
@@ -144,9 +144,25 @@ class Api:
         """Return an ``IOutputAllocator`` over room given with ``offer``; ``shape`` is the last output's."""
         return _allocator(self.module)
 
+    def gpu_allocator(self, memory: DeviceAllocator) -> Any:
+        """Return an ``IGpuAsyncAllocator`` over ``memory``; it must outlive everything that the library makes."""
+        return _gpu_allocator(self.module, memory)
+
+    @property
+    def defers_weights(self) -> bool:
+        """Whether weights inside a plan can be loaded and unloaded while its contexts stay."""
+        return hasattr(self.module.ICudaEngine, "unload_weights")
+
     def progress_monitor(self, told: Progress) -> Any:
         """Return an ``IProgressMonitor`` that tells fractions of a whole build; None if the library has none."""
         return _monitor(self.module, told) if hasattr(self.module, "IProgressMonitor") else None
+
+
+class DeviceAllocator(Protocol):
+    """Where the library gets device memory; see ``memory``."""
+
+    def allocate(self, size_bytes: int, stream: int) -> int | None: ...
+    def release(self, address: int, stream: int) -> bool: ...
 
 
 Progress = Callable[[float], None]
@@ -242,6 +258,26 @@ def _allocator(module: Any) -> Any:
             self.shape = tuple(int(size) for size in shape)
 
     return Allocator()
+
+
+def _gpu_allocator(module: Any, blocks: DeviceAllocator) -> Any:
+    class GpuAllocator(module.IGpuAsyncAllocator):  # type: ignore[misc]
+        """Passes the library's requests on. It asks for no alignment beyond the driver's."""
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def allocate_async(self, size: int, alignment: int, flags: int, stream: int) -> int | None:
+            return blocks.allocate(int(size), int(stream or 0))
+
+        def deallocate_async(self, memory: int, stream: int) -> bool:
+            return blocks.release(int(memory or 0), int(stream or 0))
+
+        def reallocate(self, address: int, alignment: int, new_size: int) -> int | None:
+            # Blocks do not grow: the library then asks for another one.
+            return None
+
+    return GpuAllocator()
 
 
 def _monitor(module: Any, told: Progress) -> Any:

@@ -98,7 +98,8 @@ class Planner:
                 plan = self._built(name, network, profiles, facts)
             except BuildFailed as error:
                 reason = f"TensorRT does not take its weights as inputs: {error}"
-                log.warning("tensorrt.weights_inside model=%s reason=%s", name, error)
+                # As text: a record that is kept would keep the frames of this error, and with them the engine.
+                log.warning("tensorrt.weights_inside model=%s reason=%s", name, str(error))
             else:
                 self._cache.store(name, facts, Cached(plan, outside=True, reason=""))
                 return Planned(plan, "", cached=False), arrays

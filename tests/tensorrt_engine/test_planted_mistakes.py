@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 
 import onnx_models
+from engines.base import Executable, Rows
+from engines.device.transfer import Transfer
 from engines.errors import ServingError
 from engines.probe import resolve
+from engines.tensor import NDArray
 from engines.tensorrt.builder import build
 from engines.tensorrt.context import ProfileContext
 from engines.tensorrt.rooms import Rooms
@@ -84,9 +87,26 @@ def scenario(directory: Path) -> None:
     np.testing.assert_array_equal(slot.outputs[0], expected[1])
     for turn in range(4):
         overlapped(turn % 2 == 1)
+    scattered(engine, models[1].executable(0, 4), rows[1], expected[1])
     for model in (large, *models):
         model.close()
     engine.close()
+
+
+def scattered(engine: FakeTensorRT, executable: Executable, rows: NDArray, expected: NDArray) -> None:
+    """A batch of one row in an arena, two in the slot, and one in memory that the device does not reach."""
+    arena, far = np.zeros((2, WIDTH), np.float32), (rows[3:].copy(), np.zeros((1, WIDTH), np.float32))
+    engine.shared.register(arena, "arena")
+    arena[0] = rows[0]
+    slot = executable.slot()
+    slot.inputs[0][...] = 0
+    slot.inputs[0][1:3] = rows[1:3]
+    executable.rows(slot, [Rows(0, 0, arena[:1]), Rows(0, 3, far[0])], [Rows(0, 0, arena[1:]), Rows(0, 3, far[1])])
+    executable.stage(slot)
+    executable.launch(slot)
+    executable.finish(slot)
+    np.testing.assert_array_equal(np.concatenate([arena[1:], slot.outputs[0][1:3], far[1]]), expected)
+    engine.shared.unregister(arena)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, target: Any, changes: dict[str, str]) -> None:
@@ -143,6 +163,14 @@ MISTAKES: dict[str, tuple[Any, dict[str, str]]] = {
         build,
         {"_configure(api, config, options)": "config.set_flag(api.module.BuilderFlag.FP16)"},
     ),
+    "rows that the device does not reach are copied all the same": (
+        Transfer._sort_out, {"if not reaches(entry[1])": "if False"},
+    ),
+    "rows between those of the caller are forgotten": (
+        Transfer.copy_in, {"self._own_ranges(straight) if straight": "() if straight"},
+    ),
+    "rows are not collected": (DeviceSlot.stage, {"self._in_transfer.collect()": "self._in_transfer._sort_out()"}),
+    "rows are not delivered": (DeviceSlot._collect, {"self._out_transfer.deliver()": "pass"}),
     "a plan that is none is kept": (build, {"if plan is None:": "if False:"}),
 }  # fmt: skip
 

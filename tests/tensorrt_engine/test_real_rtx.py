@@ -106,6 +106,31 @@ def test_every_profile_builds_and_all_share_the_weights(
         record_property(title, size)
 
 
+def test_library_takes_our_callbacks_and_has_what_weights_inside_need() -> None:
+    """Classes derived from the real ones are called back with what the fake calls them with."""
+    api = Api(trt, "tensorrt_rtx")
+    assert api.defers_weights
+    asked: list[tuple[str, int, int]] = []
+
+    class Blocks:
+        def allocate(self, size_bytes: int, stream: int) -> int | None:
+            asked.append(("allocate", size_bytes, stream))
+            return 4096
+
+        def release(self, address: int, stream: int) -> bool:
+            asked.append(("release", address, stream))
+            return True
+
+    allocator = api.gpu_allocator(Blocks())
+    assert isinstance(allocator, trt.IGpuAsyncAllocator)
+    assert allocator.allocate_async(100, 256, 0, 7) == 4096
+    assert allocator.deallocate_async(4096, 7)
+    assert allocator.reallocate(4096, 256, 200) is None
+    assert asked == [("allocate", 100, 7), ("release", 4096, 7)]
+    runtime_properties = {name for name in dir(trt.Runtime) if not name.startswith("_")}
+    assert {"gpu_allocator", "defer_weights_loading"} <= runtime_properties
+
+
 def test_second_build_comes_from_the_cache(tmp_path: Path) -> None:
     path = mlp(tmp_path)
     assert not planned("mlp", path, BATCHES, tmp_path / "plans")[0].cached

@@ -28,6 +28,17 @@ class Runtime:
             raise FakeCrash("a Runtime was made on a machine without a device: the process would end here")
         self._library, self._world = library, world
         self._log = Log(library, logger)
+        self._allocator: Any = None
+        self.defer_weights_loading = False
+
+    @property
+    def gpu_allocator(self) -> Any:
+        return self._allocator
+
+    @gpu_allocator.setter
+    def gpu_allocator(self, allocator: Any) -> None:
+        assert isinstance(allocator, self._library.classes["IGpuAsyncAllocator"]), "this is no allocator of the library"
+        self._allocator = allocator
 
     def deserialize_cuda_engine(self, plan: Any) -> Any:
         data = bytes(plan)
@@ -45,16 +56,67 @@ class Runtime:
         if header["device"] != self._world.device_key:
             self._log.error("Error Code 1: the plan was built for another device")
             return None
-        return self._library.wrap("ICudaEngine", CudaEngine(self._library, self._world, header, model))
+        deferred = self._library.is_rtx and self.defer_weights_loading
+        self.defer_weights_loading = False
+        engine = CudaEngine(self._library, self._world, header, model, data, self._allocator, self._log)
+        if not deferred and not engine.hold_weights():
+            return None
+        engine.deferred = deferred
+        return self._library.wrap("ICudaEngine", engine)
 
 
 class CudaEngine:
-    def __init__(self, library: Library, world: World, header: dict[str, Any], model: bytes) -> None:
+    """An engine whose weights take device memory from the moment they are loaded until it goes."""
+
+    def __init__(
+        self,
+        library: Library,
+        world: World,
+        header: dict[str, Any],
+        model: bytes,
+        plan: bytes,
+        allocator: Any,
+        log: Log,
+    ) -> None:
         self.library, self.world = library, world
+        self.weights_loaded = False
+        self.deferred = False
+        self._plan, self._allocator, self._log = plan, allocator, log
+        self._weights_at = 0
         self.computation = Computation(model)
         self.profiles = header["profiles"]
         self.inputs = {tensor.name: tensor for tensor in self.computation.inputs}
         self.outputs = {tensor.name: tensor for tensor in self.computation.outputs}
+
+    def __del__(self) -> None:
+        self._drop_weights()
+
+    def hold_weights(self) -> bool:
+        size = self.computation.constant_bytes
+        if self._allocator is not None and size:
+            self._weights_at = self._allocator.allocate_async(size, ALIGNMENT, 0, 0) or 0
+            if not self._weights_at:
+                self._log.error(f"Error Code 2: OutOfMemory (Requested size was {size} bytes.)")
+                return False
+        self.weights_loaded = True
+        return True
+
+    def load_weights(self, blob: Any) -> bool:
+        if not self.deferred or self.weights_loaded or bytes(blob) != self._plan:
+            return False
+        return self.hold_weights()
+
+    def unload_weights(self) -> bool:
+        if not self.deferred or not self.weights_loaded:
+            return False
+        self._drop_weights()
+        return True
+
+    def _drop_weights(self) -> None:
+        self.weights_loaded = False
+        if self._weights_at:
+            address, self._weights_at = self._weights_at, 0
+            assert self._allocator.deallocate_async(address, 0), "the allocator does not know its own memory"
 
     @property
     def num_optimization_profiles(self) -> int:
@@ -155,6 +217,7 @@ class ExecutionContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         self._require_stream(stream)
+        assert self._engine.weights_loaded, "executed while its weights are not on the device"
         if not self._ready():
             return False
         if running.in_graph:

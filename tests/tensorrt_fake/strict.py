@@ -30,6 +30,7 @@ OVERRIDABLE: dict[str, frozenset[str]] = {
     ),
     "IOutputAllocator": frozenset({"reallocate_output", "reallocate_output_async", "notify_shape"}),
     "IProgressMonitor": frozenset({"phase_start", "step_complete", "phase_finish"}),
+    "IGpuAsyncAllocator": frozenset({"allocate_async", "deallocate_async", "reallocate"}),
 }
 """Classes that applications derive from, and what the library calls on them (from the headers' virtual methods)."""
 REQUIRED: dict[str, frozenset[str]] = {
