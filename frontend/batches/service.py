@@ -55,6 +55,8 @@ class BatchesService:
     def series(self) -> Iterable[Series]:
         """Yield the figures of this process's part in batches."""
         yield event_series("created", self._jobs.created)
+        for state in ("cancelled", "expired"):
+            yield event_series(state, self.expiry.ended[state])
 
     async def start(self) -> None:
         """Be ready to answer; a storage that is away now is asked again by every upload."""

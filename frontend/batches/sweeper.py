@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import random
 from typing import Final
 
-from engines.errors import ServingError
 from frontend.batches.objects import Objects, StorageUnavailable
+from frontend.batches.periodic import Periodic
 from frontend.batches.store.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -27,17 +25,18 @@ class Sweeper:
     def __init__(self, store: Store, objects: Objects) -> None:
         self._store = store
         self._objects = objects
-        self._task: asyncio.Task[None] | None = None
+        # First a while, and not the same for all: processes start together, and the store may not be open yet.
+        self._sweeping = Periodic(
+            "files.sweep", self._sweep, lambda: SWEEP_SECONDS * (0.5 + random.random()), at_once=False
+        )
 
     async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        """Begin; the store need not be open yet."""
+        self._sweeping.start()
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        """Stop; idempotent."""
+        await self._sweeping.close()
 
     async def sweep(self) -> int:
         """Remove what can go now; return how many objects. Raises: StoreUnavailable, StorageUnavailable."""
@@ -64,14 +63,6 @@ class Sweeper:
                 break
         return removed + await self._objects.sweep_temporary(ABANDONED_SECONDS)
 
-    async def _run(self) -> None:
-        while True:
-            # First a while, and not the same for all: processes start together, and the store may not be open yet.
-            await asyncio.sleep(SWEEP_SECONDS * (0.5 + random.random()))
-            try:
-                if removed := await self.sweep():
-                    log.info("files.swept objects=%s", removed)
-            except ServingError as error:
-                log.warning("files.sweep_failed error=%s", type(error).__name__)
-            except Exception:
-                log.exception("files.sweep_failed")
+    async def _sweep(self) -> None:
+        if removed := await self.sweep():
+            log.info("files.swept objects=%s", removed)

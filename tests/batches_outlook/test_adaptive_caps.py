@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from frontend.batches.periodic import Periodic
 from frontend.batches.runner.limits import StoredLimits
 from frontend.batches.scheduling.adaptive import LEASE_US, LOOK_S, WINDOW_S, AdaptiveCaps
 from frontend.batches.scheduling.adaptive_state import CLEAN_WINDOWS
@@ -239,8 +241,8 @@ def test_a_store_that_is_away_changes_nothing_and_is_asked_again(world: World, m
         looks += 1
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(caps, "look", away)
-    monkeypatch.setattr(caps, "_look_s", 0.001)
+    monkeypatch.setattr(caps, "_store", SimpleNamespace(scheduling=SimpleNamespace(caps=away)))
+    monkeypatch.setattr(caps, "_looking", Periodic("batches.caps", caps.look, 0.001))
 
     async def scenario() -> None:
         caps.start()

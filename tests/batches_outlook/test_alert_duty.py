@@ -276,7 +276,7 @@ def test_a_store_that_is_away_is_waited_for(world: World, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING, "batches"):
         world.run(scenario())
-    assert caplog.text.count("alerts.outage") == 1, "told once"
+    assert caplog.text.count("alerts_outage") == 1, "told once"
 
 
 def test_without_rules_nothing_is_done(world: World) -> None:

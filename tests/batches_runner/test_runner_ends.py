@@ -43,6 +43,7 @@ def test_acceptance_23_expires_without_any_runner(runners: RunnerWorld) -> None:
         other = await runners.ended(lively)
         await sweeper.close()
         assert (done.batch.state, other.batch.state) == ("expired", "expired")
+        assert sweeper.ended == {"expired": 2}
         assert done.succeeded == ["c1"]
         assert done.codes == {"c0": "result_unavailable", "c2": "batch_expired"}
         assert other.codes == {"c0": "batch_expired", "c1": "batch_expired"}

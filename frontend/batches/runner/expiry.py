@@ -6,14 +6,13 @@ back. A live runner's batches are not touched: their leases hold.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import secrets
+from collections import Counter
 from typing import Final
 
-from engines.errors import ServingError
 from frontend.batches.objects import ObjectCorrupt, ObjectMissing, Objects
+from frontend.batches.periodic import Periodic
 from frontend.batches.runner.finalize import Files, finalize
 from frontend.batches.runner.job import Stop
 from frontend.batches.store.protocol import Store
@@ -28,26 +27,26 @@ AT_ONCE: Final = 4
 
 
 class ExpirySweeper:
-    """Sweeps every ``interval_s`` between ``start`` and ``close``; any number of processes may."""
+    """Sweeps every ``interval_s`` between ``start`` and ``close``; any number of processes may.
+
+    Attributes:
+        ended: batches that were ended here, by their state.
+    """
 
     def __init__(self, store: Store, objects: Objects, retention_days: int, interval_s: float = SWEEP_S) -> None:
         self._store = store
+        self.ended: Counter[str] = Counter()
         self._files = Files(store, objects, retention_days)
-        self._interval_s = interval_s
         self._id = "sweeper-" + secrets.token_hex(8)
-        self._task: asyncio.Task[None] | None = None
+        self._sweeping = Periodic("batches.sweep", self.sweep, interval_s, at_once=False)
 
     async def start(self) -> None:
         """Begin; the store need not be open yet."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._sweeping.start()
 
     async def close(self) -> None:
         """Stop; a batch that was being ended is ended by the next one to come."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._sweeping.close()
 
     async def sweep(self) -> int:
         """End what can be ended now; return how many. Raises: StoreUnavailable, StorageUnavailable."""
@@ -67,6 +66,7 @@ class ExpirySweeper:
             ended = await finalize(self._files, self._id, batch.id, await self._work(batch), stop)
             if ended is None:
                 return False
+            self.ended[ended.state] += 1
             log.info("batch.swept batch=%s state=%s", batch.id, ended.state)
         return await self._store.runner.settle(self._id, batch.id)
 
@@ -81,13 +81,3 @@ class ExpirySweeper:
         except (ObjectMissing, ObjectCorrupt) as error:
             log.error("batch.input_lost batch=%s error=%s", batch.id, error)
             return None
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            try:
-                await self.sweep()
-            except ServingError as error:
-                log.warning("batches.sweep_failed error=%s", error)
-            except Exception:
-                log.exception("batches.sweep_failed")

@@ -8,8 +8,6 @@ decision was made on: of two runners that see the same overload one halves the c
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -17,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from frontend.batches.periodic import Periodic
 from frontend.batches.scheduling.adaptive_state import Cap, Latencies, Range, Seen, Why, after, fitted, moved
 from frontend.batches.scheduling.effective_caps import LiveLatencies
-from frontend.batches.store.errors import StoreUnavailable
 from frontend.batches.store.protocol import Store
 from frontend.batches.store.route_rows import EdgeRow, RouteCap, RouteCount
 from frontend.batches.store.rows import SECOND_US, SchedulingRow
@@ -72,23 +70,18 @@ class AdaptiveCaps:
         self._store = store
         self._live = live
         self._window_ns = int(window_s * 1e9)
-        self._look_s = look_s
         self._clock_ns = clock_ns
         self._routes: dict[str, _Route] = {}
         self._changes: Counter[Why] = Counter()
-        self._task: asyncio.Task[None] | None = None
+        self._looking = Periodic("batches.caps", self.look, look_s)
 
     def start(self) -> None:
         """Begin to adapt."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._looking.start()
 
     async def close(self) -> None:
         """Stop; idempotent. The caps stay as they are."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._looking.close()
 
     def cap(self, row: SchedulingRow) -> int:
         """See ``EffectiveCaps``. A route of which nothing is known yet has its least."""
@@ -186,16 +179,6 @@ class AdaptiveCaps:
             [EdgeRow(route_id, 0, self._process_id, None, cap=cap.lines, why=why.value)]
         )  # fmt: skip
         return False
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except StoreUnavailable as error:
-                log.warning("batches.caps_outage error=%s", error)
-            except Exception:
-                log.exception("batches.caps_broke")
-            await asyncio.sleep(self._look_s)
 
 
 def _range(row: SchedulingRow) -> Range:

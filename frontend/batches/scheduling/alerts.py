@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from frontend.batches.periodic import Periodic
 from frontend.batches.scheduling.delivery_state import Deliveries, Event, is_stale
 from frontend.batches.scheduling.incident_state import FAILED_US, Firing, Key, Picture, ending, judge
 from frontend.batches.scheduling.outlook import Outlook, Outlooks
@@ -79,27 +80,28 @@ class AlertDuty:
         self._at_risk = 0
         self._judged_ns: int | None = None
         self._pruned_ns: int | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts: list[Periodic] = []
 
     async def start(self) -> None:
         """Begin to watch; without rules there is nothing to do."""
         if not self._rules:
             return
-        loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self._run(self.look)))
+        work: list[Callable[[], Awaitable[None]]] = [self.look]
         if self._webhook is not None:
             await self._webhook.start()
-            self._tasks.append(loop.create_task(self._run(self.deliver)))
+            work.append(self.deliver)
+        self._parts = [Periodic("alerts", self._once_open(one), self._look_s) for one in work]
+        for part in self._parts:
+            part.start()
 
     async def close(self) -> None:
         """Stop, and leave the duty to others at once; idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        parts, self._parts = self._parts, []
+        for part in parts:
+            await part.close()
         if self._webhook is not None:
             await self._webhook.close()
-        if tasks and (self._opened is None or self._opened.is_set()):
+        if parts and (self._opened is None or self._opened.is_set()):
             with contextlib.suppress(StoreUnavailable):
                 await self._store.alerts.release_duties(self._process_id)
 
@@ -171,21 +173,13 @@ class AlertDuty:
 
     # Inside
 
-    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
-        told = ""
-        if self._opened is not None:
-            await self._opened.wait()
-        while True:
-            try:
-                await work()
-                told = ""
-            except StoreUnavailable as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("alerts.outage error=%s", error)
-            except Exception:
-                log.exception("alerts.broke")
-            await asyncio.sleep(self._look_s)
+    def _once_open(self, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def once_open() -> None:
+            if self._opened is not None:
+                await self._opened.wait()
+            await work()
+
+        return once_open
 
     async def _look_at(self) -> Picture:
         store = self._store
