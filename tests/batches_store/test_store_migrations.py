@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import asyncpg
 import pytest
 
+from frontend.batches.store import sqlite
 from frontend.batches.store.errors import SchemaMismatch, StoreUnavailable
 from frontend.batches.store.migrate import (
     Migration,
@@ -19,7 +22,7 @@ from frontend.batches.store.migrate import (
     missing_parts,
 )
 from frontend.batches.store.postgres import PostgresDatabase, postgres_store
-from frontend.batches.store.sqlite import connect, sqlite_store, wall_clock_us
+from frontend.batches.store.sqlite import SqliteDatabase, connect, sqlite_store, wall_clock_us
 from frontend.batches.store.transaction import query
 from store_world import migrate, world_of
 
@@ -139,6 +142,63 @@ def test_no_postgresql_there_is_told(postgres_url: str) -> None:
     for url in (postgres_url + "_none", "postgresql://tester@127.0.0.1:1/x"):
         with pytest.raises(StoreUnavailable, match="cannot connect"):
             asyncio.run(postgres_store(url).start())
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), asyncpg.InterfaceError("connection is closed"), asyncpg.QueryCanceledError("too slow")]
+)
+def test_a_server_that_goes_while_it_is_looked_at_is_told(
+    postgres_url: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        database = PostgresDatabase(postgres_url)
+        await database.open()
+        await database.migrate()
+        await database.close()
+
+        async def goes(connection: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr("frontend.batches.store.postgres._check_server", goes)
+            with pytest.raises(StoreUnavailable, match="PostgreSQL: "):
+                await database.start()
+        await database.start()
+        await database.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_interrupt_while_sqlite_opens_ends_at_once_and_it_may_open_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(database: SqliteDatabase, *, opens: bool) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failures.append(context))
+        migrate, reached, go_on = sqlite.migrate_sqlite, asyncio.Event(), threading.Event()
+
+        def slowly(*arguments: Any) -> Any:
+            loop.call_soon_threadsafe(reached.set)
+            go_on.wait()
+            if not opens:
+                raise SchemaMismatch("too old")
+            return migrate(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite, "migrate_sqlite", slowly)
+            opening = asyncio.create_task(database.start())
+            await reached.wait()
+            opening.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        await database.start()
+        await database.close()
+
+    failures: list[dict[str, Any]] = []
+    for opens in (True, False):
+        asyncio.run(scenario(SqliteDatabase(tmp_path / f"{opens}.sqlite3", wall_clock_us), opens=opens))
+    assert not failures
 
 
 def test_password_comes_from_its_variable(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,16 @@ class PostgresDatabase:
         self._pool: Any = None
 
     async def start(self) -> None:
-        """Connect and check version, isolation and schema."""
+        """Connect and check version, isolation and schema. Raises: StoreUnavailable, SchemaMismatch."""
         await self.open()
         try:
             async with self._connection() as connection:
                 await _check_server(connection)
                 check_current(await _applied(connection), migrations("postgresql"))
+        except (*_BROKEN, TimeoutError, asyncpg.PostgresError) as error:
+            # Between connecting and asking a server may go, or be too slow to answer.
+            await self.close()
+            raise StoreUnavailable(f"PostgreSQL: {error or type(error).__name__}") from error
         except BaseException:
             await self.close()
             raise
@@ -139,7 +143,7 @@ class PostgresDatabase:
             )
             async with self._connection():
                 pass
-        except (OSError, asyncpg.PostgresError, asyncpg.ClientConfigurationError, ValueError) as error:
+        except (*_BROKEN, asyncpg.PostgresError, asyncpg.ClientConfigurationError, ValueError) as error:
             await self.close()
             raise StoreUnavailable(f"cannot connect to the PostgreSQL of gateway.store: {error}") from None
 

@@ -105,8 +105,12 @@ class SqliteDatabase:
         try:
             await opened
         except BaseException:
+            # Also where nobody waits any more, as after an interrupt: it may have opened the file and wait for work.
+            self._jobs.put(None)
             self._writer.join()
             self._writer = None
+            # It may have ended before it got to that: the next start must not meet it.
+            self._jobs = queue.SimpleQueue()
             raise
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
 
@@ -181,19 +185,19 @@ class SqliteDatabase:
             connection = connect(self.path)
         except (OSError, sqlite3.Error) as error:
             refused = StoreUnavailable(f"{self.path}: {error}")
-            loop.call_soon_threadsafe(opened.set_exception, refused)
+            _tell(loop, opened, refused)
             return
         with contextlib.closing(connection):
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 migrate_sqlite(connection, self._clock)
             except ServingError as error:
-                loop.call_soon_threadsafe(opened.set_exception, error)
+                _tell(loop, opened, error)
                 return
             except sqlite3.Error as error:
-                loop.call_soon_threadsafe(opened.set_exception, StoreUnavailable(f"{self.path}: {error}"))
+                _tell(loop, opened, StoreUnavailable(f"{self.path}: {error}"))
                 return
-            loop.call_soon_threadsafe(opened.set_result, None)
+            _tell(loop, opened, None)
             while (first := self._jobs.get()) is not None:
                 group, ended = self._gather(first)
                 self._commit(connection, group)
@@ -243,6 +247,22 @@ class SqliteDatabase:
             job.error = foreseen(error) if isinstance(error, sqlite3.Error) else error
             connection.execute("ROLLBACK TO operation")
         connection.execute("RELEASE operation")
+
+
+def _tell(loop: asyncio.AbstractEventLoop, opened: asyncio.Future[None], error: ServingError | None) -> None:
+    """Say whether the file could be opened, to whoever still waits for it."""
+
+    def tell() -> None:
+        if opened.done():
+            return
+        if error is None:
+            opened.set_result(None)
+        else:
+            opened.set_exception(error)
+
+    # RuntimeError: the loop is closed.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell)
 
 
 def _answer(group: list[_Job]) -> None:
