@@ -77,6 +77,10 @@ class GatedWorld:
     def __exit__(self, *failure: object) -> None:
         self.frontend.close()
 
+    def set_live(self, route: str, live: int) -> None:
+        """Have so many live calls under way in the other process."""
+        self.frontend.set_live(route, live, time.monotonic_ns())
+
     def now_us(self) -> int:
         return time.time_ns() // 1000 + self.moved_us
 

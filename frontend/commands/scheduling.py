@@ -119,7 +119,8 @@ def _preview(found: Mapping[str, Any], *, as_json: bool) -> int:
 
 def _state(status: Mapping[str, Any]) -> str:
     if status["paused_reason"] is not None:
-        return str(reason_text(status["paused_reason"]))
+        reason = str(reason_text(status["paused_reason"]))
+        return f"{reason}, until {status['reopens_at']} if nobody calls" if status["reopens_at"] else reason
     return "Starting lines" if status["running_lines"] else "Idle"
 
 

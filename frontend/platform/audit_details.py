@@ -27,6 +27,8 @@ def settings_details(before: SchedulingRow, after: SchedulingRow) -> dict[str, A
         "priority": after.priority,
         "window": after.window_timezone is not None,
     }
+    if after.reopen_after_s is not None:
+        details["reopen_after_s"] = after.reopen_after_s
     if after.min_concurrency is not None:
         details["min_concurrency"] = after.min_concurrency
         details["latency_share_percent"] = after.latency_share_percent

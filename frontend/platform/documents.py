@@ -82,6 +82,7 @@ class SettingsDocument(Document, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     window: WindowDocument | None = None
     latency_share_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    reopen_after_s: Annotated[int, Meta(ge=1, le=600)] | None = None
 
 
 class ReadingDocument(Document):
@@ -96,7 +97,10 @@ class ReadingDocument(Document):
 
 
 class RouteStatusDocument(Document):
-    """``cap``: batch lines at once, as it is now; it moves within an adaptive range, and ``cap_why`` says why."""
+    """``cap``: batch lines at once, as it is now; it moves within an adaptive range, and ``cap_why`` says why.
+
+    ``reopens_at``: when lines start again after live traffic if nobody calls until then.
+    """
 
     queued_lines: int
     waiting_batches: int
@@ -107,6 +111,7 @@ class RouteStatusDocument(Document):
     metrics: ReadingDocument | None
     cap: int
     cap_why: str | None
+    reopens_at: Time | None
 
 
 class DeploymentDocument(Document):

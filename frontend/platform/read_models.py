@@ -63,6 +63,7 @@ class RouteStatus:
         paused_reason: the gate that held the last evaluation; None if all were open, or if nobody asked lately.
         checked_at_us: of that evaluation.
         live_in_flight: live calls counted by it.
+        reopens_at_us: when the live gate opens if nobody calls; None unless that is still to come.
     """
 
     queued_lines: int
@@ -74,6 +75,7 @@ class RouteStatus:
     checked_at_us: int | None
     live_in_flight: int | None
     metrics: Reading | None
+    reopens_at_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

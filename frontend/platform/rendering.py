@@ -213,6 +213,7 @@ def _status(status: RouteStatus) -> d.RouteStatusDocument:
         metrics=_reading(status.metrics),
         cap=status.cap,
         cap_why=status.cap_why,
+        reopens_at=time(status.reopens_at_us),
     )
 
 

@@ -24,6 +24,8 @@ def route_status(
 ) -> RouteStatus:
     """Return what a route does now."""
     queued = 0 if count is None else count.waiting_lines
+    reason = _reason(signal, queued, now_us)
+    reopens_at = None if signal is None or reason is None else signal.reopens_at
     adapts = settings.min_concurrency is not None
     return RouteStatus(
         queued_lines=queued,
@@ -31,10 +33,11 @@ def route_status(
         running_lines=0 if count is None else count.running_lines,
         cap=cap_now(settings, cap),
         cap_why=cap.why if cap is not None and adapts else None,
-        paused_reason=_reason(signal, queued, now_us),
+        paused_reason=reason,
         checked_at_us=None if signal is None else signal.checked_at,
         live_in_flight=None if signal is None else signal.live_in_flight,
         metrics=_reading(settings, signal),
+        reopens_at_us=reopens_at if reopens_at is not None and reopens_at > now_us else None,
     )
 
 

@@ -62,7 +62,7 @@ def test_acceptance_6_tiny_batches_are_no_trick(gated: GatedWorld) -> None:
         tiny_workspace, tiny_key = await runners.workspace("tiny")
 
         await put(gated, max_concurrency=1, yield_live_threshold=1)
-        gated.frontend.set_live("R", 1)
+        gated.set_live("R", 1)
         async with gated.running(executor):
             big = await runners.batch(
                 [line(i, text=f"big{i}") for i in range(20)], workspace=big_workspace, key=big_key
@@ -70,7 +70,7 @@ def test_acceptance_6_tiny_batches_are_no_trick(gated: GatedWorld) -> None:
             for number in range(20):
                 tiny = await runners.batch([line(0, text=f"tiny{number}")], workspace=tiny_workspace, key=tiny_key)
                 await runners.until_waiting(tiny, "R", (1, "live_traffic", False))
-            gated.frontend.set_live("R", 0)
+            gated.set_live("R", 0)
             await runners.ended(big)
         order = ["big" if text.startswith("big") else "tiny" for text in executor.texts]
         for start in range(len(order) - 9):
@@ -84,7 +84,7 @@ def test_acceptance_7_yield(gated: GatedWorld) -> None:
         runners = gated.runners
         executor = StubExecutor()
         await put(gated, yield_live_threshold=1)
-        gated.frontend.set_live("R", 1)
+        gated.set_live("R", 1)
         async with gated.running(executor):
             batch = await runners.batch(2)
             await runners.until_waiting(batch, "R", (2, "live_traffic", False))
@@ -92,8 +92,32 @@ def test_acceptance_7_yield(gated: GatedWorld) -> None:
             (place,) = await runners.store.views.positions(batch.id)
             assert (place.position, place.queue, place.waiting_lines) == (1, 1, 2)
             assert not executor.calls
-            gated.frontend.set_live("R", 0)
+            gated.set_live("R", 0)
             done = await runners.ended(batch)
+        assert (done.batch.request_completed, len(executor.calls)) == (2, 2)
+
+    gated.runners.world.run(scenario())
+
+
+def test_a_gate_waits_for_more_calls_where_that_is_set(gated: GatedWorld) -> None:
+    async def scenario() -> None:
+        runners = gated.runners
+        executor = StubExecutor()
+        await put(gated, yield_live_threshold=1, reopen_after_s=600)
+        gated.set_live("R", 1)
+        async with gated.running(executor):
+            batch = await runners.batch(2)
+            await gated.until_signal("R", paused_reason="live_traffic", live_in_flight=1, reopens_at=None)
+            gated.set_live("R", 0)
+            found = await gated.until_signal("R", paused_reason="live_traffic", live_in_flight=0)
+            left_us = (found.reopens_at or 0) - await runners.store.now_us()
+            assert 0 < left_us <= 600_000_000
+            await runners.until_waiting(batch, "R", (2, "live_traffic", False))
+            assert not executor.calls
+            # What is saved acts within 5 s; these callers are too far apart for a second.
+            await put(gated, yield_live_threshold=1, reopen_after_s=1)
+            done = await runners.ended(batch)
+            assert (await gated.until_signal("R", paused_reason=None)).reopens_at is None
         assert (done.batch.request_completed, len(executor.calls)) == (2, 2)
 
     gated.runners.world.run(scenario())
@@ -105,7 +129,7 @@ def test_acceptance_8_boundary(gated: GatedWorld, live: int, starts: bool) -> No
         runners = gated.runners
         executor = StubExecutor()
         await put(gated, yield_live_threshold=2)
-        gated.frontend.set_live("R", live)
+        gated.set_live("R", live)
         async with gated.running(executor):
             batch = await runners.batch(1)
             if starts:
@@ -247,12 +271,12 @@ def test_acceptance_18_reasons(gated: GatedWorld) -> None:
             await runners.ended(batch)
         held.gate.clear()
         await put(gated, max_concurrency=1, yield_live_threshold=1)
-        gated.frontend.set_live("R", 1)
+        gated.set_live("R", 1)
         async with gated.running(executor):
             first, second = await runners.batch(3), await runners.batch(3)
             for batch in (first, second):
                 await runners.until_waiting(batch, "R", (3, "live_traffic", False))
-            gated.frontend.set_live("R", 0)
+            gated.set_live("R", 0)
 
             async def other_waits_for_its_turn() -> bool:
                 reasons = [(await runners.waits(one)).get("R", (0, None))[1] for one in (first, second)]
@@ -290,7 +314,7 @@ def test_acceptance_18_precedence(gated: GatedWorld) -> None:
     async def scenario() -> None:
         runners = gated.runners
         executor = StubExecutor(lambda text, nth: failed(429, retry_after_s=20.0))
-        gated.frontend.set_live("R", 5)
+        gated.set_live("R", 5)
         times = replace(QUICK, first_pause_s=20.0)
         async with gated.running(executor, times=times):
             limited = await runners.batch(3)

@@ -94,9 +94,7 @@ def test_rule_32_other_machines_are_heard_of_and_forgotten(runners: RunnerWorld,
             await here.until_count(2)
             # Whatever the whole machine was doing when it died, nobody says that it still does.
             for process in (there, beside):
-                task, process.counts._task = process.counts._task, None
-                assert task is not None
-                task.cancel()
+                await process.counts._exchange.close()
             runners.world.advance(6.1)
             await here.until_count(1)
             leases[2].close()
@@ -113,7 +111,7 @@ def test_rule_33_overshoot_is_what_had_passed_its_gates(gated: GatedWorld, cap: 
 
         async def answer(text: str) -> UpstreamAnswer:
             if len(executor.calls) == 25:
-                gated.frontend.set_live("R", 1)
+                gated.set_live("R", 1)
                 begun.append(len(executor.calls))
             await asyncio.sleep(0)
             return ok(text)
@@ -125,7 +123,7 @@ def test_rule_33_overshoot_is_what_had_passed_its_gates(gated: GatedWorld, cap: 
             await gated.until_signal("R", paused_reason="live_traffic", live_in_flight=1)
             assert begun and len(executor.calls) - begun[0] <= cap
             assert executor.most <= cap
-            gated.frontend.set_live("R", 0)
+            gated.set_live("R", 0)
             assert (await runners.ended(batch)).batch.request_completed == 60
 
     runners = gated.runners
@@ -174,7 +172,7 @@ def test_rule_83_one_process_tells_the_figures_of_all(gated: GatedWorld) -> None
         executor = StubExecutor(routes={"m": "R", "n": "S"})
         for route in "RS":
             await gated.store.scheduling.put_settings(SchedulingRow(route, yield_live_threshold=1), None)
-        gated.frontend.set_live("R", 1)
+        gated.set_live("R", 1)
         async with AsyncExitStack() as stack:
             watches = [(await stack.enter_async_context(gated.running(executor, store=store)))[1] for store in stores]
             await runners.batch([line(i) for i in range(3)])
@@ -193,7 +191,7 @@ def test_rule_83_one_process_tells_the_figures_of_all(gated: GatedWorld) -> None
                 assert value(teller, "gateway_batch_route_lines", provider=kind, state="running") == 0
             assert value(teller, "gateway_batch_queue_depth", mode="gateway") == 5
             assert not any(one.labels.keys() & {"route", "batch", "workspace"} for one in teller.series())
-            gated.frontend.set_live("R", 0)
+            gated.set_live("R", 0)
             await runners.ended(batch)
 
     gated.runners.world.run(scenario())

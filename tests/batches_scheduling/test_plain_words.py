@@ -41,6 +41,11 @@ def test_a_cap_that_adapts(share: int | None, words: str) -> None:
     assert in_words(row).concurrency == f"2 to 16 at once, while live p95 is at most {words} above its baseline"
 
 
+def test_a_gate_that_waits_for_more_calls() -> None:
+    row = SchedulingRow("r", yield_live_threshold=1, reopen_after_s=10)
+    assert in_words(row).live_traffic == "Pause while live requests ≥ 1, and for up to 10 s after them"
+
+
 @pytest.mark.parametrize(
     ("days", "times", "words"),
     [

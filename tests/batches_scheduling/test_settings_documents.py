@@ -38,7 +38,7 @@ EXAMPLE = {
     "window": {
         "timezone": "America/New_York", "days": ["mon", "tue", "wed", "thu", "fri"], "start": "19:00", "end": "07:00",
     },
-    "latency_share_percent": None,
+    "latency_share_percent": None, "reopen_after_s": None,
 }  # fmt: skip
 WINDOW = EXAMPLE["window"]
 METRICS = EXAMPLE["metrics"]
@@ -80,7 +80,7 @@ def test_rule_80_what_is_omitted_is_off() -> None:
     assert read({"max_concurrency": 2}) == SchedulingRow("r", updated_at=5, updated_by="key_a")
     assert settings_document(SchedulingRow("r")) == {
         "max_concurrency": 2, "yield_live_threshold": None, "metrics": None, "priority": None, "window": None,
-        "latency_share_percent": None,
+        "latency_share_percent": None, "reopen_after_s": None,
     }  # fmt: skip
 
 
@@ -89,6 +89,12 @@ def test_a_cap_may_be_a_range() -> None:
     assert (row.min_concurrency, row.max_concurrency, row.latency_share_percent) == (1, 8, 30)
     assert settings_document(row)["max_concurrency"] == {"min": 1, "max": 8}
     assert read({"max_concurrency": {"min": 3, "max": 3}}).latency_share_percent is None
+
+
+def test_the_live_gate_may_stay_closed_for_a_while() -> None:
+    row = read({"max_concurrency": 2, "yield_live_threshold": 1, "reopen_after_s": 10})
+    assert row.reopen_after_s == 10
+    assert settings_document(row)["reopen_after_s"] == 10
 
 
 REFUSED: list[tuple[str, Any, str, str]] = [
@@ -107,6 +113,9 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("yield_live_threshold", 0, "yield_live_threshold", "from 1 to 100000"),
     ("yield_live_threshold", 100_001, "yield_live_threshold", "from 1 to 100000"),
     ("yield_live_threshold", "2", "yield_live_threshold", "whole number"),
+    ("reopen_after_s", 0, "reopen_after_s", "from 1 to 600"),
+    ("reopen_after_s", 601, "reopen_after_s", "from 1 to 600"),
+    ("reopen_after_s", 1.5, "reopen_after_s", "whole number"),
     ("metrics", [], "metrics", "must be an object"),
     ("metrics", {"url": URL}, "metrics", "at least one of max_waiting, max_running, max_kv_cache_percent"),
     ("metrics", {"max_waiting": 1}, "metrics.url", "required"),
@@ -171,6 +180,8 @@ def test_rule_81_the_first_failure_in_order_wins() -> None:
     ]:  # fmt: skip
         seen.append(refusal(document, openai))
         document[name] = value
+    alone = {"max_concurrency": 1, "reopen_after_s": 5, "metrics": {"url": "x"}}
+    assert refusal(alone, openai) == ("reopen_after_s", "reopen_after_s needs a yield_live_threshold")
     assert [param for param, _ in seen] == [
         "max_concurrency", "yield_live_threshold", "metrics", "metrics.max_waiting", "metrics.url",
     ]  # fmt: skip
@@ -245,7 +256,7 @@ DOCUMENTS = st.fixed_dictionaries(
                 "start": TIMES, "end": TIMES,
             }
         ),
-        "latency_share_percent": st.none(),
+        "latency_share_percent": st.none(), "reopen_after_s": st.none(),
     }
 )  # fmt: skip
 

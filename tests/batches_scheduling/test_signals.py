@@ -172,6 +172,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.settings: dict[str, SchedulingRow] = {}
         self.live: int | None = 0
+        self.moved: int | None = None
         self.latest: Reading | None = Reading(1, 1, waiting=0)
         self.asked: list[str] = []
 
@@ -181,6 +182,9 @@ class Surroundings:
     def count(self, route_id: str) -> int | None:
         self.asked.append("live")
         return self.live
+
+    def moved_ns(self, route_id: str) -> int | None:
+        return self.moved
 
     def reading(self, url: str) -> Reading | None:
         self.asked.append("load")
@@ -233,7 +237,8 @@ def test_a_route_is_looked_at_once_per_pass() -> None:
     world = Surroundings()
     world.settings["R"] = full_row()
     noted: list[str] = []
-    gates = RouteGates(world, world, world, lambda route, found, now_ns: noted.append(route), now_us=lambda: MONDAY_US)
+    note = lambda route, found, now_ns: noted.append(route)  # noqa: E731
+    gates = RouteGates(world, world, world, note=note, now_us=lambda: MONDAY_US)
     for now_ns in (1, 1, 1, 2, 2):
         gates.closed(Ask("b", "w", "R", now_ns))
         gates.closed(Ask("c", "w", "S", now_ns))

@@ -167,6 +167,7 @@ def test_history_is_never_deleted_or_rewritten(world: World) -> None:
 SETTINGS_REFUSE: tuple[dict[str, Any], ...] = (
     {"max_concurrency": 0}, {"max_concurrency": 257}, {"yield_live_threshold": 0}, {"priority": 0},
     {"priority": 1_000_001}, {"metrics_url": "http://10.0.0.5/metrics"}, {"metrics_max_waiting": 1},
+    {"reopen_after_s": 0}, {"reopen_after_s": 601},
     {"metrics_url": "http://x/", "metrics_max_waiting": 0}, {"window_days": 1}, {"window_timezone": "UTC"},
     {"window_timezone": "UTC", "window_days": 128, "window_start_minute": 0, "window_end_minute": 0},
     {"window_timezone": "UTC", "window_days": 1, "window_start_minute": 1440, "window_end_minute": 0},
@@ -214,6 +215,9 @@ def test_signal_keeps_what_an_evaluation_did_not_read(world: World) -> None:
     world.run(scheduling.put_signal(failed))
     (row,) = world.run(scheduling.signals())
     assert (row.metrics_ok, row.metrics_waiting, row.metrics_error) == (False, None, "timeout")
+    for reopens_at in (5, None):
+        world.run(scheduling.put_signal(SignalRow("R", "live_traffic", reopens_at=reopens_at)))
+        assert world.run(scheduling.signals())[0].reopens_at == reopens_at, "of this evaluation alone"
     with pytest.raises(RuleBroken):
         world.run(scheduling.put_signal(SignalRow("R", "fair_share")))
 

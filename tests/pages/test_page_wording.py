@@ -109,6 +109,7 @@ ROWS = st.one_of(
         min_concurrency=st.none() | st.integers(1, 8),
         yield_live_threshold=st.none() | st.integers(1, 100_000),
         metrics_max_running=st.none() | st.integers(0, 100_000),
+        reopen_after_s=st.none() | st.integers(1, 600),
         priority=st.none() | st.integers(1, 1_000_000),
         window_days=st.integers(1, 127),
         window_start_minute=st.integers(0, 1439),

@@ -29,6 +29,7 @@ NAMES = (
     "priority",
     "window",
     "latency_share_percent",
+    "reopen_after_s",
     "surprise",
 )
 INNER = ("min", "max", "url", "max_waiting", "max_running", "max_kv_cache_percent", "timezone", "days", "start", "end")

@@ -16,7 +16,7 @@ from frontend.openai.principal import Role
 
 DEFAULTS = {
     "max_concurrency": 2, "yield_live_threshold": None, "metrics": None, "priority": None, "window": None,
-    "latency_share_percent": None,
+    "latency_share_percent": None, "reopen_after_s": None,
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "max_concurrency": 4,
@@ -28,7 +28,7 @@ FULL: dict[str, Any] = {
     "window": {
         "timezone": "America/New_York", "days": ["mon", "tue", "wed", "thu", "fri"], "start": "19:00", "end": "07:00",
     },
-    "latency_share_percent": None,
+    "latency_share_percent": None, "reopen_after_s": None,
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_acceptance_25_an_auditor_reads_the_defaults_and_changes_nothing(platfor
     assert found.json["settings"] == found.json["defaults"] == DEFAULTS
     assert found.json["status"] == {
         "queued_lines": 0, "waiting_batches": 0, "running_lines": 0, "paused_reason": None, "checked_at": None,
-        "live_in_flight": None, "metrics": None, "cap": 2, "cap_why": None,
+        "live_in_flight": None, "metrics": None, "cap": 2, "cap_why": None, "reopens_at": None,
     }  # fmt: skip
     assert found.json["updated_at"] is None and found.json["updated_by"] is None
     refused = platform.put(auditor, FULL, "R2")
@@ -267,6 +267,20 @@ def test_rule_80_status_shows_demand_signal_and_reading(platform: PlatformWorld)
     status = platform.get(admin).json["status"]
     assert status["metrics"]["ok"] is False and status["metrics"]["error"] == "timeout"
     assert status["metrics"]["waiting"] is None
+
+
+def test_when_a_live_gate_reopens_is_told_while_it_is_to_come(platform: PlatformWorld) -> None:
+    admin, store = platform.key(), platform.store
+    answer = platform.put(admin, {"max_concurrency": 2, "yield_live_threshold": 1, "reopen_after_s": 10})
+    assert (answer.status, answer.json["settings"]["reopen_after_s"]) == (200, 10)
+    assert platform.audit("R")[-1][2]["reopen_after_s"] == 10
+    now = store.run(store.store.now_us())
+    for reopens_at in (now + 3_600_000_000, now - 1):
+        signal = SignalRow("R", "live_traffic", live_in_flight=0, reopens_at=reopens_at)
+        store.run(store.store.scheduling.put_signal(signal))
+        status = platform.get(admin).json["status"]
+        assert status["paused_reason"] == "live_traffic"
+        assert (status["reopens_at"] is not None) == (reopens_at > now)
 
 
 def test_rule_23_a_reason_that_nobody_looked_at_for_long_is_not_shown(platform: PlatformWorld) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 from frontend.batches.runner.gates import Ask, Reason
 from frontend.batches.scheduling import load_limits, window_state
 from frontend.batches.scheduling.load_limits import ReadError, Reading
+from frontend.batches.scheduling.reopening import LiveTraffic, Reopening
 from frontend.batches.scheduling.settings_document import window_of
 from frontend.batches.scheduling.zones import UnknownZone
 from frontend.batches.store.rows import SchedulingRow
@@ -29,12 +30,6 @@ class Rows(Protocol):
     """Scheduling settings, from memory."""
 
     def row(self, route_id: str) -> SchedulingRow | None: ...
-
-
-class LiveTraffic(Protocol):
-    def count(self, route_id: str) -> int | None:
-        """Return the live calls under way on a route; None if that cannot be told now."""
-        ...
 
 
 class LoadReader(Protocol):
@@ -52,6 +47,7 @@ class Evaluation:
         live: None if live traffic was not looked at.
         reading, error: None if the server's load was not looked at.
         pending: the first reading is on its way; closed meanwhile, which is no news for anybody.
+        reopens_us: Unix time at which the live gate opens if nobody calls; None unless nothing else keeps it closed.
     """
 
     reason: Reason | None
@@ -59,18 +55,35 @@ class Evaluation:
     reading: Reading | None = None
     error: ReadError | None = None
     pending: bool = False
+    reopens_us: int | None = None
 
 
-def evaluate(route_id: str, row: SchedulingRow | None, now_us: int, live: LiveTraffic, load: LoadReader) -> Evaluation:
-    """Return what a route's gates say at ``now_us`` (Unix microseconds). Starts a fetch of the load if one is due."""
+def evaluate(
+    route_id: str,
+    row: SchedulingRow | None,
+    now_us: int,
+    now_ns: int,
+    live: LiveTraffic,
+    load: LoadReader,
+    reopening: Reopening,
+) -> Evaluation:
+    """Return what a route's gates say. Starts a fetch of the load if one is due.
+
+    Args:
+        now_us: Unix time in microseconds, for time windows.
+        now_ns: CLOCK_MONOTONIC, for how long something lasts.
+    """
     window = None if row is None else window_of(row)
     if window is not None and not _is_open(window, now_us):
         return Evaluation(Reason.OUTSIDE_WINDOW)
     # Also without a threshold: people want to see it.
     count = live.count(route_id)
+    reopens_ns = None if row is None else reopening.reopens_ns(row, count, now_ns)
     threshold = None if row is None else row.yield_live_threshold
     if threshold is not None and (count is None or count >= threshold):
         return Evaluation(Reason.LIVE_TRAFFIC, count)
+    if reopens_ns is not None:
+        return Evaluation(Reason.LIVE_TRAFFIC, count, reopens_us=now_us + (reopens_ns - now_ns) // 1000)
     if row is None or row.metrics_url is None:
         return Evaluation(None, count)
     reading = load.reading(row.metrics_url)
@@ -93,6 +106,7 @@ class RouteGates:
     """Provides ``Gate`` for the route-wide steps; used on one event loop.
 
     Args:
+        reopening: shared with whoever else looks at the same traffic.
         note: told every evaluation: route, what it said, the monotonic time.
         wake: called when a route may have opened.
         now_us: Unix time in microseconds.
@@ -103,6 +117,7 @@ class RouteGates:
         rows: Rows,
         live: LiveTraffic,
         load: LoadReader,
+        reopening: Reopening | None = None,
         note: Callable[[str, Evaluation, int], None] = lambda route_id, found, now_ns: None,
         wake: Callable[[], None] = lambda: None,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
@@ -110,6 +125,7 @@ class RouteGates:
         self._rows = rows
         self._live = live
         self._load = load
+        self._reopening = reopening or Reopening(live)
         self._note = note
         self.wake = wake
         self._now_us = now_us
@@ -125,7 +141,7 @@ class RouteGates:
         elif ask.route_id in self._of_pass:
             return self._of_pass[ask.route_id]
         row = self._rows.row(ask.route_id)
-        found = evaluate(ask.route_id, row, self._now_us(), self._live, self._load)
+        found = evaluate(ask.route_id, row, self._now_us(), ask.now_ns, self._live, self._load, self._reopening)
         self._of_pass[ask.route_id] = found.reason
         if found.reason is Reason.LIVE_TRAFFIC:
             self._yielding[ask.route_id] = ask.now_ns
@@ -143,8 +159,12 @@ class RouteGates:
                 del self._yielding[route_id]
                 continue
             row = self._rows.row(route_id)
-            threshold = None if row is None else row.yield_live_threshold
-            count = self._live.count(route_id)
-            if threshold is None or (count is not None and count < threshold):
+            if row is None or self._has_gone(row, now_ns):
                 del self._yielding[route_id]
                 self.wake()
+
+    def _has_gone(self, row: SchedulingRow, now_ns: int) -> bool:
+        threshold, count = row.yield_live_threshold, self._live.count(row.route_id)
+        if threshold is None:
+            return True
+        return count is not None and count < threshold and self._reopening.reopens_ns(row, count, now_ns) is None

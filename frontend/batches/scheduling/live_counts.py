@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from frontend.batches.periodic import Periodic
 from frontend.batches.scheduling.live_table import OTHERS, LiveTable, NoLiveTable
 from frontend.batches.store.errors import StoreUnavailable
 from frontend.batches.store.protocol import Store
@@ -60,23 +61,25 @@ class LiveCounts:
         self._reads = reads
         self._clock_ns = clock_ns
         self._elsewhere: dict[str, int] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._read_ns: int | None = None
+        self._opening = Periodic("batches.live_table", self._open, OPEN_RETRY_S, at_once=False)
+        self._exchange = Periodic("batches.live_counts", self._exchange_counts, LOOK_S, retry_s=OPEN_RETRY_S)
         self._told = ""
 
     def start(self) -> None:
         """Begin to count for others. A table that cannot be opened now is tried again, and said so."""
-        self._open()
+        self._open_now()
         self._routes.on_change = self._on_change
         self._routes.on_answer = self._on_answer
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        if not self.table.is_open:
+            self._opening.start()
+        if self._store.kind == "postgresql":
+            self._exchange.start()
 
     async def close(self) -> None:
         """Stop counting for others; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._opening.close()
+        await self._exchange.close()
         if self.table.is_open:
             if self._opened.is_set() and self._store.kind == "postgresql" and self.table.alone():
                 with contextlib.suppress(StoreUnavailable):
@@ -91,6 +94,10 @@ class LiveCounts:
         if not elsewhere:
             return self.table.live(route_id)
         return self.table.live(route_id) + elsewhere.get(route_id, 0) + elsewhere.get(OTHERS, 0)
+
+    def moved_ns(self, route_id: str) -> int | None:
+        """See ``LiveTraffic``. Calls of other machines are seen while they are under way, and not when they end."""
+        return self.table.moved_ns(route_id) if self.table.is_open else None
 
     def add_freed(self, route_id: str) -> None:
         """Batch lines of this process have left room on a route."""
@@ -111,7 +118,11 @@ class LiveCounts:
     def latency_bounds_s(self) -> tuple[float, ...]:
         return self.table.latency_bounds_s
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
+        if not self.table.is_open:
+            self._open_now()
+
+    def _open_now(self) -> None:
         try:
             self.table.start()
         except NoLiveTable as error:
@@ -121,37 +132,24 @@ class LiveCounts:
             return
         for route in self._routes.all():
             if route.live:
-                self.table.set_live(route.id, route.live)
+                self.table.set_live(route.id, route.live, self._clock_ns())
 
     def _on_change(self, route: Route) -> None:
         if self.table.is_open:
-            self.table.set_live(route.id, route.live)
+            self.table.set_live(route.id, route.live, self._clock_ns())
 
     def _on_answer(self, route: Route, waited_ns: int) -> None:
         if self.table.is_open:
             self.table.observe(route.id, waited_ns / 1e9)
 
-    async def _run(self) -> None:
-        while not self.table.is_open:
-            await asyncio.sleep(OPEN_RETRY_S)
-            self._open()
-        if self._store.kind != "postgresql":
-            return
+    async def _exchange_counts(self) -> None:
+        """Tell other machines, and hear of them. Raises: StoreUnavailable."""
         await self._opened.wait()
-        read_ns = 0
-        while True:
-            now_ns = self._clock_ns()
-            try:
-                if self.table.to_publish(now_ns, CHANGED_NS, HEARTBEAT_NS, STOPPED_NS):
-                    await self._store.processes.heartbeat(self.table.machine, self.table.publishing(now_ns))
-                if self._reads and now_ns - read_ns >= READ_S * 1e9:
-                    read_ns = now_ns
-                    self._elsewhere = await self._store.processes.live_elsewhere(self.table.machine)
-            except StoreUnavailable as error:
-                log.warning("batches.live_counts error=%s", error)
-                await asyncio.sleep(OPEN_RETRY_S)
-            except Exception:
-                # Whatever it is: without this, other machines would hear of nothing ever again.
-                log.exception("batches.live_counts_broke")
-                await asyncio.sleep(OPEN_RETRY_S)
-            await asyncio.sleep(LOOK_S)
+        if not self.table.is_open:
+            return
+        now_ns = self._clock_ns()
+        if self.table.to_publish(now_ns, CHANGED_NS, HEARTBEAT_NS, STOPPED_NS):
+            await self._store.processes.heartbeat(self.table.machine, self.table.publishing(now_ns))
+        if self._reads and (self._read_ns is None or now_ns - self._read_ns >= READ_S * 1e9):
+            self._read_ns = now_ns
+            self._elsewhere = await self._store.processes.live_elsewhere(self.table.machine)

@@ -20,12 +20,8 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import mmap
 import os
-import secrets
-import struct
 from bisect import bisect_left
 from pathlib import Path
 from typing import Final
@@ -34,9 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import Unavailable
+from frontend.batches.scheduling import live_file
 
-FILE_NAME: Final = "live-1.table"
-"""The number changes with the layout."""
 SLOTS: Final = 128
 MIN_ENTRIES: Final = 128
 BUNDLE_ENTRIES: Final = 64
@@ -46,19 +41,20 @@ BOUNDS_S: Final = tuple(round(0.005 * 1.2**power, 6) for power in range(63))
 OTHERS: Final = "*"
 """Name of what is counted in the entries for routes without room."""
 
-_MAGIC: Final = 0x7269_6E67_6C69_7665
 _HEADER: Final = 4096
 _SLOT_HEAD: Final = 64
 _NAME: Final = 160
 _LATENCIES: Final = 4 * (len(BOUNDS_S) + 1)
-_ENTRY: Final = _NAME + 16 + _LATENCIES
+_LIVE, _FREED, _MOVED_NS = 0, 1, 2
+"""Words of an entry: live calls, how often lines have left room, when a live call last began or ended."""
+_WORDS: Final = 3
+_ENTRY: Final = _NAME + 8 * _WORDS + _LATENCIES
 _GENERATION, _USED, _CHANGES = 0, 1, 2
 """Words of a slot's head: how often it was taken, entries in use, how often a count has changed."""
 _PUBLISHED_NS, _PUBLISHED_CHANGES = 5, 6
 """Words of the header that whoever publishes the table writes."""
 _PUBLISHER: Final = SLOTS
 """Byte whose lock the publisher holds."""
-_FLOCK: Final = "hhqqi4x"
 
 
 class NoLiveTable(Unavailable):
@@ -76,7 +72,7 @@ class LiveTable:
     """
 
     def __init__(self, directory: Path, routes: int) -> None:
-        self._path = directory / FILE_NAME
+        self._path = directory / live_file.FILE_NAME
         self._wanted = max(MIN_ENTRIES, 1 << (routes + BUNDLE_ENTRIES).bit_length())
         self._fd = -1
         self._slot = -1
@@ -108,7 +104,7 @@ class LiveTable:
     def start(self) -> None:
         """Map the table and take a slot."""
         try:
-            fd = self._opened()
+            fd = live_file.open_table(self._path, SLOTS, self._wanted, self._size_bytes)
         except OSError as error:
             raise NoLiveTable(f"cannot open {self._path}: {error.strerror}") from error
         try:
@@ -120,6 +116,7 @@ class LiveTable:
                 raise
             # As where the file system knows no such locks.
             raise NoLiveTable(f"cannot use {self._path}: {error.strerror}") from error
+        live_file.remove_left_over(self._path.parent)
 
     def close(self) -> None:
         """Give the slot back: what it counted no longer counts; idempotent."""
@@ -138,14 +135,15 @@ class LiveTable:
 
     # The owner's side
 
-    def set_live(self, route_id: str, live: int) -> None:
-        """Say how many live calls of this process are under way on a route."""
+    def set_live(self, route_id: str, live: int, now_ns: int) -> None:
+        """Say how many live calls of this process are under way on a route, since ``now_ns`` (CLOCK_MONOTONIC)."""
         entry = self._own_entry(route_id)
         word = self._word(self._slot, entry)
         if entry == 0 and route_id != OTHERS:
             self._own_others[route_id] = live
             live = sum(self._own_others.values())
-        self._words[word] = live
+        self._words[word + _MOVED_NS] = now_ns
+        self._words[word + _LIVE] = live
         self._words[self._head(self._slot) + _CHANGES] += 1
 
     def observe(self, route_id: str, seconds: float) -> None:
@@ -157,7 +155,7 @@ class LiveTable:
 
     def add_freed(self, route_id: str) -> None:
         """Tell the other processes that batch lines of this one have left room on a route."""
-        self._words[self._word(self._slot, self._own_entry(route_id)) + 1] += 1
+        self._words[self._word(self._slot, self._own_entry(route_id)) + _FREED] += 1
 
     # Readers' side
 
@@ -170,9 +168,14 @@ class LiveTable:
                 total += count
         return total
 
+    def moved_ns(self, route_id: str) -> int | None:
+        """Return when a live call last began or ended on a route, also one of a process that is gone since."""
+        times = [self._words[self._word(slot, entry) + _MOVED_NS] for slot, entry in self._places_of(route_id)]
+        return max(times, default=0) or None
+
     def freed(self, route_id: str) -> int:
         """Return a number that changes whenever batch lines of some process have left room on a route."""
-        return sum(self._words[self._word(slot, entry) + 1] for slot, entry in self._places_of(route_id))
+        return sum(self._words[self._word(slot, entry) + _FREED] for slot, entry in self._places_of(route_id))
 
     def totals(self) -> dict[str, int]:
         """Return the live calls of every route that has any."""
@@ -226,7 +229,7 @@ class LiveTable:
         age_ns = now_ns - self._words[_PUBLISHED_NS]
         if 0 <= age_ns < changed_ns:
             return False
-        if not self._lock(_PUBLISHER) and 0 <= age_ns < stopped_ns:
+        if not live_file.lock(self._fd, _PUBLISHER) and 0 <= age_ns < stopped_ns:
             return False
         return not 0 <= age_ns < heartbeat_ns or self._changes() != self._words[_PUBLISHED_CHANGES]
 
@@ -238,42 +241,8 @@ class LiveTable:
 
     # Inside
 
-    def _opened(self) -> int:
-        """Return a descriptor of the table, made if there is none: complete or not at all."""
-        for _ in range(3):
-            try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                self._make()
-                continue
-            if self._is_whole(fd):
-                return fd
-            # Not ours or cut short: nobody can have it open.
-            os.close(fd)
-            os.unlink(self._path)
-        raise OSError(errno.EBUSY, "it is replaced again and again")
-
-    def _make(self) -> None:
-        temporary = self._path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # Reserved now: a full disk is an error here, and a fatal signal at the first touch later.
-            os.posix_fallocate(fd, 0, _HEADER + SLOTS * (_SLOT_HEAD + self._wanted * _ENTRY))
-            head = struct.pack("QQQQQ", _MAGIC, 1, SLOTS, self._wanted, secrets.randbits(63))
-            os.pwrite(fd, head, 0)
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, self._path)
-        finally:
-            os.close(fd)
-            os.unlink(temporary)
-
-    def _is_whole(self, fd: int) -> bool:
-        head = os.pread(fd, 32, 0)
-        if len(head) < 32:
-            return False
-        magic, version, slots, entries = struct.unpack("QQQQ", head)
-        size = _HEADER + SLOTS * (_SLOT_HEAD + entries * _ENTRY)
-        return (magic, version, slots) == (_MAGIC, 1, SLOTS) and os.fstat(fd).st_size == size
+    def _size_bytes(self, entries: int) -> int:
+        return _HEADER + SLOTS * (_SLOT_HEAD + entries * _ENTRY)
 
     def _map(self, fd: int) -> None:
         mapping = mmap.mmap(fd, 0, mmap.MAP_SHARED)
@@ -282,7 +251,7 @@ class LiveTable:
         self._halves = memoryview(mapping).cast("I")
         self._entries = words[3]
         self._stride = _SLOT_HEAD + self._entries * _ENTRY
-        self._slot = next((slot for slot in range(SLOTS) if self._lock(slot)), -1)
+        self._slot = next((slot for slot in range(SLOTS) if live_file.lock(fd, slot)), -1)
         if self._slot < 0:
             raise NoLiveTable(f"{self._path} has room for {SLOTS} processes, and all are there")
         head = self._head(self._slot)
@@ -361,20 +330,7 @@ class LiveTable:
         """Whether a slot's owner holds its lock."""
         if slot == self._slot:
             return True
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
-        found: int = struct.unpack(_FLOCK, fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0]
-        return found != fcntl.F_UNLCK
-
-    def _lock(self, byte: int) -> bool:
-        """Take a lock, or keep it; False if somebody else holds it."""
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, asked)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
+        return live_file.is_locked(self._fd, slot)
 
     def _entry_byte(self, slot: int, entry: int) -> int:
         return _HEADER + slot * self._stride + _SLOT_HEAD + entry * _ENTRY
@@ -386,7 +342,7 @@ class LiveTable:
         return (self._entry_byte(slot, entry) + _NAME) // 8
 
     def _latency_word(self, slot: int, entry: int) -> int:
-        return (self._entry_byte(slot, entry) + _NAME + 16) // 4
+        return (self._entry_byte(slot, entry) + _NAME + 8 * _WORDS) // 4
 
 
 def _encoded(route_id: str) -> bytes:

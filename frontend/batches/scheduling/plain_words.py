@@ -34,11 +34,10 @@ class InWords:
 
 def in_words(row: SchedulingRow) -> InWords:
     """Return every setting as a phrase, ``Off`` and ``Any time`` included."""
-    threshold = row.yield_live_threshold
     window = window_of(row)
     return InWords(
         concurrency=_concurrency(row),
-        live_traffic=OFF if threshold is None else f"Pause while live requests ≥ {threshold:,}",
+        live_traffic=_live_traffic(row),
         server_load=limits_in_words(row),
         metrics_url=row.metrics_url or OFF,
         window=ANY_TIME if window is None else window_in_words(window),
@@ -132,6 +131,15 @@ def _concurrency(row: SchedulingRow) -> str:
     return (
         f"{row.min_concurrency} to {row.max_concurrency} at once, while live p95 is at most {share}% above its baseline"
     )
+
+
+def _live_traffic(row: SchedulingRow) -> str:
+    if row.yield_live_threshold is None:
+        return OFF
+    text = f"Pause while live requests ≥ {row.yield_live_threshold:,}"
+    if row.reopen_after_s is None:
+        return text
+    return f"{text}, and for up to {row.reopen_after_s} s after them"
 
 
 def _date(at: datetime) -> str:

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from frontend.batches.periodic import Periodic
 from frontend.batches.runner.limits import StoredLimits
 from frontend.batches.scheduling.effective_caps import EffectiveCaps
-from frontend.batches.scheduling.gates import Evaluation, LiveTraffic, LoadReader, RouteGates, evaluate
+from frontend.batches.scheduling.gates import Evaluation, LoadReader, RouteGates, evaluate
+from frontend.batches.scheduling.reopening import LiveTraffic, Reopening
 from frontend.batches.scheduling.route_figures import RouteFigures
 from frontend.batches.scheduling.samples import Samples
 from frontend.batches.scheduling.signals import Signals
@@ -82,7 +84,8 @@ class RouteWatch:
     ) -> None:
         self.limits = StoredLimits(store, default_cap, caps)
         self.figures = RouteFigures(process_id, store, provider_of)
-        self.gates = RouteGates(self.limits, live, load, self._note, now_us=now_us)
+        self._reopening = Reopening(live)
+        self.gates = RouteGates(self.limits, live, load, self._reopening, self._note, now_us=now_us)
         self._process_id = process_id
         self._store = store
         self._live = live
@@ -95,14 +98,12 @@ class RouteWatch:
         self._on_freed: Callable[[str], None] = lambda route_id: None
         self._asked: dict[str, tuple[int, int]] = {}
         """When a route was last asked for, and what ``freed`` said when it was last looked at."""
-        self._loops: list[asyncio.Task[None]] = []
-        self._closing = asyncio.Event()
+        self._parts: list[Periodic] = []
 
     def start(self, runner: Runner) -> None:
         """Begin to watch, for a runner whose store is open."""
         self.gates.wake = runner.wake
         self._on_freed = runner.freed
-        loop = asyncio.get_running_loop()
         for interval_s, work in (
             (LOOK_S, self._look),
             (SIGNALS_S, self._write_signals),
@@ -112,19 +113,17 @@ class RouteWatch:
             (WRITE_SAMPLES_S, self._samples.write),
             (PRUNE_S, self._prune),
         ):
-            self._loops.append(loop.create_task(self._every(interval_s, work)))
+            part = Periodic("batches.watch", work, interval_s)
+            part.start()
+            self._parts.append(part)
 
     async def close(self) -> None:
         """Write what is left and stop; idempotent."""
-        loops, self._loops = self._loops, []
-        if not loops:
+        parts, self._parts = self._parts, []
+        if not parts:
             return
         # Not in the middle of a write: it would have to be done again, and counted twice if it was done.
-        self._closing.set()
-        _, late = await asyncio.wait(loops, timeout=CLOSE_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*(part.close(CLOSE_S) for part in parts))
         with contextlib.suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._write_signals()
@@ -170,6 +169,7 @@ class RouteWatch:
 
     async def _look(self) -> None:
         now_ns = self._clock_ns()
+        self._reopening.look(self.limits.rows(), now_ns)
         self.gates.look(now_ns, ASKED_NS)
         for route_id, (asked_ns, before) in list(self._asked.items()):
             if now_ns - asked_ns > FORGOTTEN_NS:
@@ -185,7 +185,10 @@ class RouteWatch:
         """Look at gates that cost nothing also while nothing waits: what is usual at this hour is worth knowing."""
         for row in self.limits.rows():
             if row.metrics_url is None and self._samples.silent(row.route_id):
-                self._samples.note(row.route_id, evaluate(row.route_id, row, self._now_us(), self._live, self._load))
+                found = evaluate(
+                    row.route_id, row, self._now_us(), self._clock_ns(), self._live, self._load, self._reopening
+                )
+                self._samples.note(row.route_id, found)
 
     async def _count(self) -> None:
         await self.figures.refresh()
@@ -194,15 +197,3 @@ class RouteWatch:
     async def _prune(self) -> None:
         if self.figures.exports:
             await self._store.explain.prune()
-
-    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        while not self._closing.is_set():
-            try:
-                await work()
-            except StoreUnavailable as error:
-                log.warning("batches.watch_outage error=%s", error)
-            except Exception:
-                log.exception("batches.watch_failed")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._closing.wait()

@@ -1,7 +1,7 @@
 """Scheduling settings of a route as a document: read and checked, and shown again. Pure.
 
 Checks go in a fixed order and the first failure is told: the shape of the whole document, then max_concurrency, the
-live threshold, the limits of the server load, its URL, the priority hint and the window.
+live threshold and how long it holds, the limits of the server load, its URL, the priority hint and the window.
 
 Source: batches.md 1.15 (rule 73), 1.16 (rule 77), 1.17 (rules 80 and 81).
 """
@@ -21,6 +21,7 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 PRIORITY_KINDS: Final = frozenset({"vllm", "openai_compatible"})
 MAX_CONCURRENCY: Final = 256
 MAX_THRESHOLD: Final = 100_000
+MAX_REOPEN_S: Final = 600
 MAX_REQUESTS: Final = 100_000
 MAX_PERCENT: Final = 100
 MAX_PRIORITY: Final = 1_000_000
@@ -31,6 +32,7 @@ MAX_URL_CHARS: Final = 2048
 _TIME: Final = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]")
 _NAMES: Final = (
     "max_concurrency", "yield_live_threshold", "metrics", "priority", "window", "latency_share_percent",
+    "reopen_after_s",
 )  # fmt: skip
 _LIMITS: Final = ("max_waiting", "max_running", "max_kv_cache_percent")
 _WINDOW: Final = ("timezone", "days", "start", "end")
@@ -72,6 +74,10 @@ def read_settings(document: Any, route: RouteFacts, *, updated_at: int, updated_
     least, most = _concurrency(document)
     threshold = document.get("yield_live_threshold")
     _check_range(threshold, 1, MAX_THRESHOLD, "yield_live_threshold")
+    reopen_after_s = document.get("reopen_after_s")
+    if reopen_after_s is not None and threshold is None:
+        raise BadSettings("reopen_after_s needs a yield_live_threshold", "reopen_after_s")
+    _check_range(reopen_after_s, 1, MAX_REOPEN_S, "reopen_after_s")
     metrics = document.get("metrics") or {}
     if document.get("metrics") is not None:
         _check_metrics(metrics, route)
@@ -97,6 +103,7 @@ def read_settings(document: Any, route: RouteFacts, *, updated_at: int, updated_
         updated_by=updated_by,
         min_concurrency=least,
         latency_share_percent=document.get("latency_share_percent"),
+        reopen_after_s=reopen_after_s,
     )
 
 
@@ -121,6 +128,7 @@ def settings_document(row: SchedulingRow) -> dict[str, Any]:
         "priority": row.priority,
         "window": None if window is None else window_document(window),
         "latency_share_percent": row.latency_share_percent,
+        "reopen_after_s": row.reopen_after_s,
     }
 
 
@@ -170,7 +178,7 @@ def _check_shape(document: Any) -> None:
             _check_whole(most[name], f"max_concurrency.{name}")
     elif not _is_whole(most):
         raise BadSettings("max_concurrency must be a whole number, or an object with min and max", "max_concurrency")
-    for name in ("yield_live_threshold", "priority", "latency_share_percent"):
+    for name in ("yield_live_threshold", "priority", "latency_share_percent", "reopen_after_s"):
         if document.get(name) is not None:
             _check_whole(document[name], name)
     metrics = document.get("metrics")

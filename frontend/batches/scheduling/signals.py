@@ -69,6 +69,8 @@ class Signals:
         """Take an evaluation."""
         signal = self._signals.get(route_id)
         if signal is not None and signal.found.reason is found.reason:
+            # That the last call has gone and the gate waits is told at once; each new call moves that time.
+            signal.changed |= (signal.found.reopens_us is None) != (found.reopens_us is None)
             signal.found, signal.noted_ns = found, now_ns
             return
         if signal is None:
@@ -100,7 +102,7 @@ class Signals:
     async def _write_one(self, route_id: str, signal: _Signal, now_ns: int) -> None:
         written_ns, signal.written_ns, signal.changed = signal.written_ns, now_ns, False
         found, reading = signal.found, signal.found.reading
-        row = SignalRow(route_id, found.reason, live_in_flight=found.live)
+        row = SignalRow(route_id, found.reason, live_in_flight=found.live, reopens_at=found.reopens_us)
         if reading is not None:
             ok = found.error is None
             row = SignalRow(

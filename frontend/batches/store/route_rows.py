@@ -8,7 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SignalRow:
-    """Last gate evaluation of a route by any process; ``checked_at`` is set by the store on write."""
+    """Last gate evaluation of a route by any process; ``checked_at`` is set by the store on write.
+
+    ``reopens_at``: when the live gate opens if nobody calls; None unless that alone holds it."""
 
     route_id: str
     paused_reason: str | None
@@ -20,6 +22,7 @@ class SignalRow:
     metrics_running: int | None = None
     metrics_kv_cache_permille: int | None = None
     metrics_error: str | None = None
+    reopens_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

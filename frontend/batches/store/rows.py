@@ -379,7 +379,7 @@ class LineCounts:
 class SchedulingRow:
     """Batch scheduling settings of a route; a route without a row has the defaults.
 
-    ``min_concurrency``: the cap adapts, while live p95 stays within ``latency_share_percent`` of its baseline."""
+    ``min_concurrency``: the cap adapts, by ``latency_share_percent``; ``reopen_after_s``: see ``reopen_state``."""
 
     route_id: str
     max_concurrency: int = 2
@@ -397,3 +397,4 @@ class SchedulingRow:
     updated_by: str = ""
     min_concurrency: int | None = None
     latency_share_percent: int | None = None
+    reopen_after_s: int | None = None

@@ -32,6 +32,8 @@ _LABELS: Final = {
     "max_concurrency.max": "“At most”",
     "max_concurrency": "lines at once",
     "latency_share_percent": "the rise of live latency",
+    "reopen_after_s": "the pause after live requests",
+    "yield_live_threshold": "number of live requests to pause at",
 }
 """What names of the API are called in the form."""
 

@@ -31,6 +31,7 @@ FIELD_LABELS: Final = {
     "cap_max": "At most",
     "latency_share_percent": "Live latency",
     "yield_live_threshold": "Live requests",
+    "reopen_after_s": "Pause after live requests",
     "metrics_url": "Server metrics URL",
     "max_waiting": "Server load signal",
     "max_running": "Running requests",
@@ -80,6 +81,7 @@ class SettingsForm:
     end: str
     timezone: str
     priority: str
+    reopen_after_s: str = ""
     zone_is_default: bool = False
 
     def document(self) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class SettingsForm:
             document["max_concurrency"] = {"min": number(self.cap_min), "max": number(self.cap_max)}
             document["latency_share_percent"] = number(self.latency_share_percent)
         document["yield_live_threshold"] = number(self.yield_live_threshold)
+        document["reopen_after_s"] = number(self.reopen_after_s)
         document["metrics"] = self._metrics() if self.metrics_url else None
         document["priority"] = number(self.priority)
         document["window"] = self._window() if self.days else None
@@ -136,6 +139,7 @@ def from_document(document: Mapping[str, Any]) -> SettingsForm:
         end=window.get("end", DEFAULT_END),
         timezone=window.get("timezone", DEFAULT_ZONE),
         priority=_text(document.get("priority")),
+        reopen_after_s=_text(document.get("reopen_after_s")),
         zone_is_default=not window,
     )
 
@@ -158,6 +162,7 @@ def from_fields(fields: Fields) -> SettingsForm:
         end=first(fields, "end"),
         timezone=first(fields, "timezone"),
         priority=first(fields, "priority"),
+        reopen_after_s=first(fields, "reopen_after_s"),
     )
 
 
