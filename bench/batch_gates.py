@@ -2,15 +2,21 @@
 
     .venv/bin/python bench/batch_gates.py --upstream model --save bench/results
     .venv/bin/python bench/batch_gates.py --upstream llama --save bench/results
+    .venv/bin/python bench/batch_gates.py --upstream model --sparse --save bench/results
 
 A real node between a load generator and an upstream: the server of ``bench/latency_model.py``, or llama.cpp with
 SmolLM2 135M on the CPU, as the tests start it. Bursts of live callers, each of which calls again as soon as it has its
-answer (``--pause-s``: after a pause), take turns with idle time. The three ways are measured in turn, round after
-round, so that a noisy machine disturbs all of them. Both batch ways may run as many lines at once; they differ in
-``yield_live_threshold: 1`` alone.
+answer, take turns with idle time; ``--sparse``: they pause for a second on average before they call again. The ways are
+measured in turn, round after round, so that a noisy machine disturbs all of them. All batch ways may run as many lines
+at once; ``gated`` has ``yield_live_threshold: 1`` besides, and ``held`` (sparse callers only) that and
+``reopen_after_s``. ``ungated`` is measured in the first round alone: it shows what the others avert.
+
+As many rounds as fit into ``--minutes``, ``--rounds`` at most. Where others that do not give way used more
+than a tenth of the machine during some way of a round, the round is marked, and left out of the figures if there is one
+that is not. With ``--urgent`` few others do not give way.
 
 Idle capacity: the lines per second that batches alone reach at the same number of lines at once, times the seconds
-without any live call. Before each round it is measured again.
+without any live call. In each round it is measured again.
 """
 
 from __future__ import annotations
@@ -37,12 +43,20 @@ import aiohttp
 
 import onnx_models
 from bench.compare_peers import machine, take_precedence
-from bench.gates_report import Pass, draw, figures, table
+from bench.gates_report import Pass, Round, draw, figures, table
+from bench.other_work import OtherWork
 from llama_server import LlamaServer
 from node_models import rows_manifest
 from real_node import Node, until
 
-WAYS = ("live only", "ungated", "gated")
+LIVE_ONLY, UNGATED, GATED, HELD = "live only", "ungated", "gated", "held"
+SETTINGS: dict[str, dict[str, int]] = {
+    UNGATED: {},
+    GATED: {"yield_live_threshold": 1},
+    HELD: {"yield_live_threshold": 1, "reopen_after_s": 10},
+}
+START_S = 20.0
+"""Of all that comes before the first round and after the last one."""
 PATH = "/v1/chat/completions"
 SAMPLE_S = 0.5
 LINES = 20_000
@@ -55,6 +69,7 @@ gateway:
   models:
     - {{name: ungated, routes: [{{id: ungated, kind: openai_compatible, endpoint: "{url}", addresses: [127.0.0.1]}}]}}
     - {{name: gated, routes: [{{id: gated, kind: openai_compatible, endpoint: "{url}", addresses: [127.0.0.1]}}]}}
+    - {{name: held, routes: [{{id: held, kind: openai_compatible, endpoint: "{url}", addresses: [127.0.0.1]}}]}}
 """
 
 
@@ -107,9 +122,9 @@ class Gateway:
             return found
 
     async def settle(self) -> None:
-        """Write the scheduling settings of both routes and wait until every process has read them."""
-        for name, threshold in (("ungated", None), ("gated", 1)):
-            document = {"max_concurrency": self._load.cap, "yield_live_threshold": threshold}
+        """Write the scheduling settings of all routes and wait until every process has read them."""
+        for name, settings in SETTINGS.items():
+            document = {"max_concurrency": self._load.cap, **settings}
             await self.ask("PUT", f"/api/v1/platform/deployments/{name}/batch-scheduling", json=document)
         await asyncio.sleep(6)
 
@@ -118,7 +133,7 @@ class Gateway:
         # The same number of tokens each time: a language model would end earlier now and then.
         return {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
 
-    async def live(self, number: int, calls: list[tuple[float, float]], until_s: float) -> None:
+    async def live(self, model: str, number: int, calls: list[tuple[float, float]], until_s: float) -> None:
         """Call, note start and end, and call again; the pauses of a caller are the same each time."""
         pauses = random.Random(number)
         while time.monotonic() < until_s:
@@ -127,7 +142,7 @@ class Gateway:
                 if time.monotonic() >= until_s:
                     return
             began_s = time.monotonic()
-            await self.ask("POST", PATH, json=self.body("gated", self._load.live_tokens))
+            await self.ask("POST", PATH, json=self.body(model, self._load.live_tokens))
             calls.append((began_s, time.monotonic()))
 
     @asynccontextmanager
@@ -163,17 +178,18 @@ class Gateway:
             samples.append((time.monotonic() - began_s, await self.done(batch)))
             await asyncio.sleep(SAMPLE_S)
 
-    async def run(self, batch: str | None, seconds: Sequence[tuple[float, int]]) -> Pass:
-        """Return what happens during stretches of time, each with so many live callers."""
+    async def run(self, model: str, batch: str | None, seconds: Sequence[tuple[float, int]]) -> Pass:
+        """Return what happens during stretches of time, each with so many live callers of a model."""
         calls: list[tuple[float, float]] = []
         samples: list[tuple[float, int]] = []
         before = 0 if batch is None else await self.done(batch)
+        others = OtherWork()
         began_s = due_s = time.monotonic()
         sampling = asyncio.create_task(self.sample(batch, began_s, samples))
         for length_s, callers in seconds:
             due_s += length_s
             if callers:
-                await asyncio.gather(*(self.live(number, calls, due_s) for number in range(callers)))
+                await asyncio.gather(*(self.live(model, number, calls, due_s) for number in range(callers)))
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         took_s = time.monotonic() - began_s
         after = 0 if batch is None else await self.done(batch)
@@ -184,36 +200,49 @@ class Gateway:
             [(start - began_s, end - began_s) for start, end in calls],
             after - before,
             [(at, done - before) for at, done in samples],
+            others.share(),
         )
 
     async def way(self, name: str) -> Pass:
         """Return one pass: idle time and bursts in turn."""
         stretches = [(self._load.idle_s, 0), (self._load.burst_s, self._load.callers)] * self._load.cycles
-        if name == "live only":
-            return await self.run(None, stretches)
+        if name == LIVE_ONLY:
+            return await self.run(GATED, None, stretches)
         async with self.batch(name) as batch:
-            return await self.run(batch, stretches)
+            # Live calls that the route of an ungated batch sees would close nothing there either.
+            return await self.run(name, batch, stretches)
 
     async def alone(self) -> Pass:
         """Return what batches reach when nobody else calls."""
-        async with self.batch("ungated") as batch:
-            return await self.run(batch, [(self._load.alone_s, 0)])
+        async with self.batch(UNGATED) as batch:
+            return await self.run(UNGATED, batch, [(self._load.alone_s, 0)])
+
+    async def round(self, number: int, ways: Sequence[str]) -> Round:
+        """Return one pass of every way, and of batches alone."""
+        found = {"alone": await self.alone()}
+        # Another order in each round: a machine that warms up, or others on it, must not favour one way.
+        for name in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
+            found[name] = await self.way(name)
+            print(f"round {number + 1}, {name}: {found[name].summary()}", file=sys.stderr)
+        return found
 
 
-async def measure(port: int, key: str, load: Load, rounds: int) -> dict[str, list[Pass]]:
-    """Return the passes of every way, and of batches alone, in order."""
+async def measure(port: int, key: str, load: Load, rounds: int, until_s: float) -> list[Round]:
+    """Return as many rounds as end before ``until_s`` (monotonic), one at least."""
     gateway = Gateway(port, key, load)
     await gateway.start()
     try:
         await gateway.settle()
-        await gateway.run(None, [(3.0, load.callers)])  # warm
-        found: dict[str, list[Pass]] = {name: [] for name in ("alone", *WAYS)}
-        for number in range(rounds):
-            found["alone"].append(await gateway.alone())
-            # Another order in each round: a machine that warms up, or others on it, must not favour one way.
-            for name in WAYS[number % 3 :] + WAYS[: number % 3]:
-                found[name].append(await gateway.way(name))
-                print(f"round {number + 1}, {name}: {found[name][-1].summary()}", file=sys.stderr)
+        ways = (LIVE_ONLY, GATED, HELD) if load.pause_s else (LIVE_ONLY, GATED)
+        for model in ways[1:]:
+            await gateway.run(model, None, [(3.0, load.callers)])  # warm
+        found: list[Round] = []
+        longest_s = 0.0
+        while len(found) < rounds and (not found or time.monotonic() + longest_s <= until_s):
+            began_s = time.monotonic()
+            found.append(await gateway.round(len(found), ways if found else (*ways, UNGATED)))
+            # The first one has a way more than those to come.
+            longest_s = (time.monotonic() - began_s) * (1.0 if len(found) > 1 else len(ways) / (len(ways) + 1))
         return found
     finally:
         await gateway.close()
@@ -241,15 +270,18 @@ def llama() -> Iterator[str]:
 
 
 UPSTREAMS = {
-    "model": (latency_model, Load(4, 8, 20, 20, 60.0, 60.0, 1, 20.0)),
-    "llama": (llama, Load(2, 2, 16, 16, 60.0, 60.0, 1, 30.0)),
+    "model": (latency_model, Load(4, 8, 20, 20, 60.0, 20.0, 1, 15.0)),
+    "llama": (llama, Load(2, 2, 16, 16, 50.0, 15.0, 1, 15.0)),
 }
+SPARSE_PAUSE_S = 1.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", choices=tuple(UPSTREAMS), default="model")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sparse", action="store_true", help="callers pause for a second; with a gate that waits, too")
+    parser.add_argument("--rounds", type=int, default=10, help="at most")
+    parser.add_argument("--minutes", type=float, default=9.0, help="that all of it may take")
     for name in ("callers", "cap", "cycles"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("burst-s", "idle-s", "alone-s", "pause-s"):
@@ -258,11 +290,14 @@ def main() -> None:
     parser.add_argument("--name", help="of the files; the upstream's by default")
     parser.add_argument("--save", type=Path, metavar="DIRECTORY", help="write batch_gates_NAME.json and .png there")
     arguments = parser.parse_args()
+    if arguments.sparse and arguments.pause_s is None:
+        arguments.pause_s = SPARSE_PAUSE_S
     if arguments.urgent:
         take_precedence()
     start, load = UPSTREAMS[arguments.upstream]
     given = {name: getattr(arguments, name) for name in asdict(load) if getattr(arguments, name, None) is not None}
     load = Load(**asdict(load) | given)
+    until_s = time.monotonic() + arguments.minutes * 60 - START_S
     with tempfile.TemporaryDirectory() as name, start() as url:
         directory = Path(name)
         # A node serves models of its own besides; this one is never called.
@@ -272,17 +307,18 @@ def main() -> None:
         node_file.write_text(NODE_FILE.format(url=url))
         with Node(directory / "models", directory / "run", frontends=1, node_file=node_file) as node:
             key = node.wait_line("ringserve development key: ").rpartition(" ")[2]
-            passes = asyncio.run(measure(node.ports["http_port"], key, load, arguments.rounds))
-    found = figures(passes)
-    context = {"upstream": arguments.upstream, "load": asdict(load), "rounds": arguments.rounds} | machine()
+            rounds = asyncio.run(measure(node.ports["http_port"], key, load, arguments.rounds, until_s))
+    found = figures(rounds)
+    context = {"upstream": arguments.upstream, "load": asdict(load), "rounds": len(rounds)} | machine()
     print(json.dumps(context))
     print(table(found))
     if arguments.save:
-        target = arguments.save / f"batch_gates_{arguments.name or arguments.upstream}"
-        last = {name: asdict(one[-1]) for name, one in passes.items()}
-        target.with_suffix(".json").write_text(json.dumps({**context, "figures": found, "last_passes": last}) + "\n")
+        target = arguments.save / f"batch_gates_{arguments.name or ('sparse' if load.pause_s else arguments.upstream)}"
+        # The first one: it has all ways.
+        first = {name: asdict(one) for name, one in rounds[0].items()}
+        target.with_suffix(".json").write_text(json.dumps({**context, "figures": found, "first_round": first}) + "\n")
         draw(
-            passes,
+            rounds[0],
             target.with_suffix(".png"),
             f"{arguments.upstream}: {load.callers} callers, {load.cap} lines at once",
         )
