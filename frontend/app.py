@@ -18,6 +18,7 @@ from typing import Any, Final
 from engines.errors import ServingError, Unavailable
 from frontend.deadlines import Deadlines
 from frontend.hooked import HookedModels
+from frontend.httpd.exchange import Exchange
 from frontend.infer_call import InferCall
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.checks import Checked
@@ -26,7 +27,7 @@ from frontend.kserve.repeats import Plan
 from frontend.late_call import LateCall
 from frontend.metrics import Traffic
 from frontend.node.run_dir import CLIENT_MEMORY_FILE
-from frontend.repeat_call import Answer, Refuse, RepeatCall
+from frontend.repeat_call import Refuse, RepeatCall
 from frontend.serving import Call, Done, Receiving
 from frontend.settings import EndpointSettings, FrontendSettings
 from frontend.table import LOADING, READY, ModelTable
@@ -160,11 +161,9 @@ class FrontendApp:
         assert isinstance(found, list)
         return found
 
-    def repeat(self, plan: Plan, body: memoryview, arrival_ns: int, answer: Answer, refuse: Refuse) -> Call:
-        """Begin a request that a plan describes; ``answer`` or ``refuse`` is called exactly once unless cancelled."""
-        call = RepeatCall(self, plan, arrival_ns, answer, refuse)
-        call.begin(body)
-        return call
+    def repeat(self, plan: Plan, exchange: Exchange, refuse: Refuse) -> None:
+        """Begin a request that a plan describes: the exchange is answered by its outputs, or by ``refuse``, or gone."""
+        RepeatCall(self, plan, exchange, refuse).begin()
 
     def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
         """Return the deadline of a request without further options."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engines.errors import DeadlineExceeded, Kind, ServingError, error_of
-from engines.tensor import NDArray
+from frontend.httpd.exchange import Exchange
+from frontend.httpd.wire import Part
 from frontend.infer_call import expired_text
 from frontend.kserve.repeats import Plan
 from worker.channel.client import Placement, Reply
@@ -19,36 +18,37 @@ from worker.channel.client import Placement, Reply
 if TYPE_CHECKING:
     from frontend.app import FrontendApp
 
-Answer = Callable[[list[NDArray], Callable[[], None]], None]
-Refuse = Callable[[ServingError], None]
+Refuse = Callable[[Exchange, ServingError], None]
 
 
 class RepeatCall:
-    """One such request: ``answer`` gets the outputs and what releases them, or ``refuse`` the error."""
+    """One such request: answers its exchange with the outputs, or has ``refuse`` answer with the error."""
 
-    __slots__ = ("_answer", "_app", "_over", "_plan", "_refuse", "_request_id", "arrival_ns", "deadline_ns")
+    __slots__ = ("_app", "_exchange", "_over", "_plan", "_refuse", "_request_id", "arrival_ns", "deadline_ns")
 
-    def __init__(self, app: FrontendApp, plan: Plan, arrival_ns: int, answer: Answer, refuse: Refuse) -> None:
+    def __init__(self, app: FrontendApp, plan: Plan, exchange: Exchange, refuse: Refuse) -> None:
         self._app = app
         self._plan = plan
-        self._answer = answer
+        self._exchange = exchange
         self._refuse = refuse
         self._over = False
         self._request_id = 0
-        self.arrival_ns = arrival_ns
-        self.deadline_ns = app.repeat_deadline_ns(plan.timeout_us, arrival_ns)
+        self.arrival_ns = exchange.arrival_ns
+        self.deadline_ns = app.repeat_deadline_ns(plan.timeout_us, exchange.arrival_ns)
 
-    def begin(self, body: memoryview) -> None:
+    def begin(self) -> None:
         """Place and submit; any failure is the answer."""
-        app, plan = self._app, self._plan
+        app, plan, exchange = self._app, self._plan, self._exchange
         app.traffic.in_flight += 1
         try:
-            if self.deadline_ns <= app.clock_ns():
+            if plan.timeout_us and self.deadline_ns <= app.clock_ns():
                 raise DeadlineExceeded(expired_text(self))
             placement = app.channel.place(plan.entry, plan.variant, plan.rows)
             try:
-                for room, (dtype, count, start) in zip(placement.inputs, plan.inputs, strict=True):
-                    room[...] = np.frombuffer(body, dtype, count, start).reshape(room.shape)
+                body, memory = exchange.body, placement.memory
+                for index, (start, stop) in enumerate(plan.inputs):
+                    at = placement.place_of(index)
+                    memory[at : at + stop - start] = body[start:stop]
                 self._request_id = app.channel.submit(placement, self.deadline_ns, self.arrival_ns, self._on_reply)
             except BaseException:
                 placement.release()
@@ -56,6 +56,7 @@ class RepeatCall:
         except ServingError as error:
             self._fail(error)
             return
+        exchange.on_disconnect = self.cancel
         app.deadlines.add(self)
 
     def cancel(self) -> None:
@@ -70,27 +71,34 @@ class RepeatCall:
 
     def _on_reply(self, placement: Placement, reply: Reply) -> None:
         self._request_id = 0
-        try:
-            if reply.kind is not Kind.OK:
-                raise error_of(reply.kind, reply.text)
-            outputs = placement.outputs()
-        except ServingError as error:
+        if reply.kind is not Kind.OK:
             placement.release()
-            self._fail(error)
+            self._fail(error_of(reply.kind, reply.text))
             return
-        self._app.traffic.count(self._plan.entry.name, Kind.OK, self._app.clock_ns() - self.arrival_ns)
+        app, plan, exchange = self._app, self._plan, self._exchange
+        app.traffic.count(plan.entry.name, Kind.OK, app.clock_ns() - self.arrival_ns)
         self._close()
-        self._answer(outputs, placement.release)
+        memory = placement.memory
+        parts: list[Part] = [plan.json]
+        for tensor, size in plan.outputs:
+            at = placement.place_of(tensor)
+            parts.append(memory[at : at + size])
+        if plan.front:
+            exchange.respond_ready(plan.front, parts)
+            placement.release()
+        else:
+            exchange.respond(200, plan.headers, parts, placement.release)
 
     def _fail(self, error: ServingError) -> None:
         if self._over:
             return
         self._app.traffic.count(self._plan.entry.name, error.kind, self._app.clock_ns() - self.arrival_ns)
         self._close()
-        self._refuse(error)
+        self._refuse(self._exchange, error)
 
     def _close(self) -> None:
         self._over = True
+        self._exchange.on_disconnect = None
         self._app.traffic.in_flight -= 1
         self._app.deadlines.discard(self)
         if self._request_id:

@@ -112,6 +112,27 @@ class AnswerQueue:
         self._write_answer(exchange, out)
         self._advance()
 
+    def answer_ready(self, exchange: Exchange, front: bytes, parts: Sequence[Part]) -> None:
+        exchange.answered = True
+        if exchange.lost:
+            return
+        state = self._state
+        if state.draining:
+            self._choose_end(exchange)
+        end = b"\r\n" if exchange.keep_alive else b"Connection: close\r\n\r\n"
+        data = b"".join((front, state.date, end, *parts))
+        state.counters.answers[2] += 1
+        queue = self.queue
+        if queue[0] is not exchange:
+            exchange.pending = [data]
+            return
+        self._outlet.send(data)
+        self._finish_head()
+        if self.queue:
+            self._advance()
+        else:
+            self._owner.progressed()
+
     def open_stream(self, exchange: Exchange, status: int, headers: Headers) -> None:
         if exchange.lost:
             exchange.answered = True
@@ -147,12 +168,9 @@ class AnswerQueue:
     # Inside
 
     def _render(self, exchange: Exchange, status: int, headers: Headers, length: int | None) -> bytes:
-        if not exchange.complete:
-            exchange.keep_alive = False  # its body will not be read
-        elif length is None and exchange.http10:
+        if length is None and exchange.http10:
             exchange.keep_alive = False  # only closing can mark the end
-        elif self._state.draining and self.queue[-1] is exchange:
-            exchange.keep_alive = False
+        self._choose_end(exchange)
         return wire.render_head(
             status,
             headers,
@@ -161,6 +179,13 @@ class AnswerQueue:
             keep_alive=exchange.keep_alive,
             http10=exchange.http10,
         )
+
+    def _choose_end(self, exchange: Exchange) -> None:
+        """Have the connection closed after an answer that must be its last."""
+        if not exchange.complete:
+            exchange.keep_alive = False  # its body will not be read
+        elif self._state.draining and self.queue[-1] is exchange:
+            exchange.keep_alive = False
 
     def _write_answer(self, exchange: Exchange, out: Sequence[Part]) -> None:
         on_sent, exchange.on_sent = exchange.on_sent, None

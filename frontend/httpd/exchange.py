@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from frontend.httpd import wire
 from frontend.httpd.body import BodySink
+from frontend.httpd.heads import Head
 from frontend.httpd.wire import Headers, Part
 
 
@@ -53,6 +54,7 @@ class Line(Protocol):
         parts: Sequence[Part],
         on_sent: Callable[[], None] | None,
     ) -> None: ...
+    def answer_ready(self, exchange: Exchange, front: bytes, parts: Sequence[Part]) -> None: ...
     def open_stream(self, exchange: Exchange, status: int, headers: Headers) -> None: ...
     def stream(self, exchange: Exchange, parts: Sequence[Part], *, last: bool) -> None: ...
     def writable(self, exchange: Exchange) -> Awaitable[None] | None: ...
@@ -64,11 +66,8 @@ class Exchange:
     """A request and the means to answer it.
 
     Attributes:
-        method: as sent; ``GET``, ``POST`` ...
-        target: request target as sent.
-        raw_path: its path, still percent-encoded; ``*`` for ``OPTIONS *``.
-        query: after the question mark, still encoded, empty if none.
-        headers: lower-case names; values of repeated headers joined by ", " ("; " for cookie).
+        head: what the request line and the headers say; ``method``, ``target``, ``raw_path``, ``query`` and ``headers``
+            are its own.
         body: complete when ``handle`` is called, empty if a sink took it. Belongs to the application.
         arrival_ns: monotonic, when the headers were complete.
         on_disconnect: called once if the client goes away before the answer was given in full.
@@ -77,49 +76,32 @@ class Exchange:
             long: whether it still reads could only be found out by writing.
     """
 
-    __slots__ = (
-        "_line", "answered", "arrival_ns", "body", "charged_bytes", "complete", "ends_with_input", "headers", "http10",
-        "keep_alive", "lost", "method", "on_disconnect", "on_sent", "pending", "query", "raw_path", "read_steps",
-        "started", "streaming", "target", "wants_continue",
-    )  # fmt: skip
+    # One is made per request and few of these ever change: what is not assigned costs nothing.
+    body: bytes | bytearray | memoryview = b""
+    on_disconnect: Callable[[], None] | None = None
+    on_sent: Callable[[], None] | None = None
+    answered = False
+    streaming = False
+    started = False
+    complete = False
+    read_steps = 0
+    ends_with_input = False
+    lost = False
+    wants_continue = False
+    charged_bytes = 0
+    pending: list[Part] | None = None
 
-    def __init__(
-        self,
-        line: Line,
-        method: str,
-        target: bytes,
-        headers: dict[bytes, bytes],
-        arrival_ns: int,
-        *,
-        http10: bool,
-        keep_alive: bool,
-    ) -> None:
+    def __init__(self, line: Line, head: Head, arrival_ns: int) -> None:
         self._line = line
-        self.method = method
-        self.target = target
-        self.headers = headers
+        self.head = head
+        self.method = head.method
+        self.target = head.target
+        self.raw_path = head.raw_path
+        self.query = head.query
+        self.headers = head.headers
+        self.http10 = head.http10
+        self.keep_alive = head.keep_alive
         self.arrival_ns = arrival_ns
-        self.http10 = http10
-        self.keep_alive = keep_alive
-        path, _, self.query = target.partition(b"?")
-        if not path.startswith(b"/") and b"://" in path:
-            # Absolute form, as sent to proxies: every server must accept it.
-            _, slash, rest = path.partition(b"://")[2].partition(b"/")
-            path = slash + rest or b"/"
-        self.raw_path = path
-        self.body: bytes | bytearray | memoryview = b""
-        self.on_disconnect: Callable[[], None] | None = None
-        self.on_sent: Callable[[], None] | None = None
-        self.answered = False
-        self.streaming = False
-        self.started = False
-        self.complete = False
-        self.read_steps = 0
-        self.ends_with_input = False
-        self.lost = False
-        self.wants_continue = False
-        self.charged_bytes = 0
-        self.pending: list[Part] | None = None
 
     @property
     def path(self) -> str:
@@ -143,6 +125,17 @@ class Exchange:
         if self.answered:
             raise RuntimeError(f"{self.method} {self.path} was answered twice")
         self._line.answer(self, status, headers, parts, on_sent)
+
+    def respond_ready(self, front: bytes, parts: Sequence[Part]) -> None:
+        """Give a whole answer of status 200 whose head was rendered before; as ``respond`` otherwise.
+
+        Args:
+            front: what ``wire.render_front`` returned for this body's length.
+            parts: the body, at most ``outlet.COPY_BYTES`` long with the head; not needed any more afterwards.
+        """
+        if self.answered:
+            raise RuntimeError(f"{self.method} {self.path} was answered twice")
+        self._line.answer_ready(self, front, parts)
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin an answer of unknown length; ``end`` must follow."""

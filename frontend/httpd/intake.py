@@ -16,6 +16,7 @@ import httptools
 from frontend.httpd.answers import AnswerQueue
 from frontend.httpd.body import BodyBuffer, BodySink
 from frontend.httpd.exchange import Exchange
+from frontend.httpd.heads import Head, KnownHead, head_fault, known_head
 from frontend.httpd.state import ServerState
 from frontend.httpd.wire import Part
 
@@ -25,6 +26,8 @@ SLICE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 CHARGE_BYTES = 64 * 1024
 """Bodies up to this size are not counted against the server's body budget."""
+VIEW_BYTES = 16 * 1024
+"""Up to here copying a body costs less than a view of it does."""
 _METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")}
 FRAMING_PER_BODY_BYTE = 16
 """Chunk sizes, extensions and trailers may be this many times the body (one-byte chunks need 5)."""
@@ -53,9 +56,9 @@ class Intake:
     """
 
     __slots__ = (
-        "_answers", "_buffer", "_chunked", "_exchange", "_fed_bytes", "_header_bytes", "_headers", "_left",
-        "_owner", "_parser", "_raw", "_received", "_sink", "_state", "_url", "excess", "messages", "mid_message",
-        "stopped",
+        "_answers", "_buffer", "_chunked", "_exchange", "_fed_bytes", "_header_bytes", "_headers", "_known", "_left",
+        "_owner", "_parsed", "_parser", "_raw", "_received", "_sink", "_state", "_url", "excess", "messages",
+        "mid_message", "stopped",
     )  # fmt: skip
 
     def __init__(self, state: ServerState, answers: AnswerQueue, owner: Owner) -> None:
@@ -74,6 +77,8 @@ class Intake:
         self._chunked = False
         self._left = 0
         self._raw = False
+        self._known: KnownHead | None = None
+        self._parsed: Head | None = None
         self.stopped = False
         self.mid_message = False
         self.messages = 0
@@ -83,6 +88,12 @@ class Intake:
         """Parse until the end, a stop, or until the owner is full; return how many bytes were used."""
         size = len(data)
         position = 0
+        if not self.mid_message and not self.stopped and type(data) is bytes and not self._owner.full():
+            if self._known is not None and (found := self._known.match(data)) is not None:
+                self._begin_known(data, *found)
+                return size
+            if size <= SLICE_BYTES:
+                position = self._feed_first(data)
         while position < size:
             if self.stopped:
                 self.excess = True
@@ -93,11 +104,38 @@ class Intake:
                 piece = memoryview(data)[position : position + self._left]
                 position += len(piece)
                 self._feed_raw(piece)
-            elif position == 0 and size <= SLICE_BYTES:
-                position = self._parse(data)
             else:
                 position += self._parse(memoryview(data)[position : position + SLICE_BYTES])
         return position
+
+    def _begin_known(self, data: bytes, head: Head, at: int) -> None:
+        """Take one whole message whose head, the bytes before ``at``, was parsed before."""
+        self.messages += 1
+        exchange = Exchange(self._answers, head, self._state.clock())
+        self._answers.add(exchange)
+        body: bytes | memoryview = data[at:] if len(data) - at <= VIEW_BYTES else memoryview(data)[at:]
+        if head.handler is not None or not body:
+            exchange.body = body
+            exchange.complete = True
+            self._owner.completed(exchange)
+            return
+        self.mid_message = True
+        self._exchange = exchange
+        self._left = len(body)
+        try:
+            self._begin_body(exchange)
+            self.on_body(body)
+        except _Stop:
+            return
+        self.on_message_complete()
+
+    def _feed_first(self, data: bytes) -> int:
+        """Parse what begins with a head; if it is one whole message, its head is known from then on."""
+        messages = self.messages
+        used = self._parse(data)
+        if self.messages == messages + 1 and used == len(data) and not self.mid_message and self._parsed is not None:
+            self._known = known_head(data, self._parsed)
+        return used
 
     def stop(self) -> None:
         """Read nothing more and release what an unfinished request holds; idempotent."""
@@ -199,15 +237,15 @@ class Intake:
         parser = self._parser
         version = parser.get_http_version()
         method = parser.get_method()
-        exchange = Exchange(
-            self._answers,
+        head = Head(
             _METHODS.get(method) or method.decode("latin-1"),
             self._url,
             headers,
-            arrival_ns,
             http10=version == "1.0",
             keep_alive=parser.should_keep_alive(),
         )
+        self._parsed = head
+        exchange = Exchange(self._answers, head, arrival_ns)
         self._exchange = exchange
         self._answers.add(exchange)
         length = headers.get(b"content-length")
@@ -216,7 +254,7 @@ class Intake:
         self._chunked = encoding is not None
         self._fed_bytes = 0
         self._received = 0
-        if (fault := _fault(exchange, version, encoding)) is not None:
+        if (fault := head_fault(head, version)) is not None:
             self._refuse(*fault)
             raise _Stop
         self._check_header_bytes(exchange)
@@ -357,22 +395,3 @@ class Intake:
         self.stop()
         exchange, self._exchange = self._exchange, None
         self._owner.refuse(exchange, status, message)
-
-
-def _fault(exchange: Exchange, version: str, encoding: bytes | None) -> tuple[int, str] | None:
-    """Return status and message of what makes the headers of a request unacceptable."""
-    headers = exchange.headers
-    if version not in ("1.1", "1.0"):
-        return 505, f"HTTP version {version} is not supported"
-    if version == "1.1" and b"host" not in headers:
-        return 400, "malformed HTTP request: no Host header"
-    if encoding is not None:
-        if version == "1.0":
-            return 400, "malformed HTTP request: Transfer-Encoding in HTTP/1.0"
-        if encoding.lower() != b"chunked":
-            return 501, "a Transfer-Encoding other than chunked is not supported"
-    if exchange.method == "CONNECT":
-        return 501, "CONNECT is not supported"
-    if (expect := headers.get(b"expect")) is not None and expect.lower() != b"100-continue":
-        return 417, "an expectation other than 100-continue is not supported"
-    return None

@@ -54,7 +54,12 @@ class Outlet:
         if size > COPY_BYTES:
             self._write_large(parts, on_sent)
             return
-        data = b"".join(parts)
+        self.send(b"".join(parts))
+        if on_sent is not None:
+            run_guarded(on_sent)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes of at most ``COPY_BYTES``."""
         if self._probed and data:
             data = data[self._probed :]
             self._probed = 0
@@ -62,12 +67,10 @@ class Outlet:
             self._transport.write(data)
         else:
             self._corked.append(data)
-            self._corked_bytes += size
+            self._corked_bytes += len(data)
             if self._corked_bytes > COPY_BYTES:
                 self.uncork()
                 self.cork()
-        if on_sent is not None:
-            run_guarded(on_sent)
 
     def _write_large(self, parts: Sequence[Part], on_sent: Callable[[], None] | None) -> None:
         corked = self._corked is not None

@@ -17,6 +17,7 @@ from typing import cast
 
 from frontend.httpd.answers import AnswerQueue
 from frontend.httpd.exchange import Exchange
+from frontend.httpd.heads import Head
 from frontend.httpd.intake import Intake
 from frontend.httpd.outlet import Outlet
 from frontend.httpd.pace import WRITE_PROGRESS_BYTES, Pace, Phase
@@ -141,7 +142,8 @@ class Connection(asyncio.Protocol):
         """Answer a request that cannot be read; None if it has no headers yet."""
         if exchange is None:
             now_ns = self._state.clock()
-            exchange = Exchange(self._answers, "GET", b"/", {}, now_ns, http10=False, keep_alive=False)
+            head = Head("GET", b"/", {}, http10=False, keep_alive=False)
+            exchange = Exchange(self._answers, head, now_ns)
             self._answers.add(exchange)
         self._intake.excess = True
         if not exchange.answered:
@@ -251,7 +253,7 @@ class Connection(asyncio.Protocol):
         self._answers.started += 1
         self._starting = True
         try:
-            self._state.app.handle(exchange)
+            (exchange.head.handler or self._state.app.handle)(exchange)
         except Exception:
             log.exception("http.handler_failed path=%r", exchange.path)
             if not exchange.answered:

@@ -47,6 +47,13 @@ def render_head(
     return b"".join((line, block, framing, date, connection, b"\r\n"))
 
 
+def render_front(headers: Headers, length: int) -> bytes:
+    """Return what of a 200's head comes before its date: the same for every answer with these headers and length."""
+    date = b"Date: \r\n"
+    head = render_head(200, headers, length=length, date=date, keep_alive=True, http10=False)
+    return head[: -len(date) - 2]
+
+
 def chunk(data: Part) -> list[Part]:
     """Return ``data`` framed as one chunk of a chunked body; ``data`` is not empty."""
     assert len(data) > 0, "an empty chunk would end the body"

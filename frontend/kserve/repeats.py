@@ -14,20 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from engines.bundle.variants import match_variant
 from engines.tensor import element_count
 from frontend.httpd.exchange import Exchange
-from frontend.httpd.wire import Headers, Part
+from frontend.httpd.outlet import COPY_BYTES
+from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, InferResponse
 from worker.channel.messages import ModelEntry
 
 MAX_PLANS: Final = 256
 """Headers remembered per frontend; when more occur all are forgotten and those still in use come back at once."""
 MAX_JSON_BYTES: Final = 4096
+MAX_READY_BYTES: Final = COPY_BYTES - 1024
+"""Answers up to this size, and their head, are copied into one piece."""
 _OPTIONS: Final = (
     b"accept-encoding", b"content-encoding", b"x-request-timeout-ms", b"x-ringserve-explain", b"x-request-id",
     b"transfer-encoding",
@@ -42,20 +43,28 @@ class Plan:
     """All that follows from a request's path, JSON and length.
 
     Attributes:
-        inputs: per executable input its numpy dtype, element count and first byte in the body.
-        outputs: indexes of executable outputs, in the answer's order.
+        asked: the request's JSON.
+        inputs: per executable input its first byte in the body and the one after its last.
+        outputs: per output of the answer its tensor's number in the placement (inputs count first) and its bytes.
         timeout_us: 0 if the JSON carries none.
         json: the answer's JSON part; ``headers`` its headers.
+        front: of the answer, as ``wire.render_front``; empty if the answer is too long to be copied.
     """
 
     entry: ModelEntry
     variant: int
     rows: int
-    inputs: tuple[tuple[np.dtype[Any], int, int], ...]
-    outputs: tuple[int, ...]
+    asked: bytes
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
     timeout_us: int
     headers: Headers
     json: bytes
+    front: bytes
+
+    def repeated_by(self, body: Part) -> bool:
+        """Return whether a body of the length that this plan was made for begins with the same JSON."""
+        return (body if isinstance(body, bytes) else bytes(body[: len(self.asked)])).startswith(self.asked)
 
 
 class Plans:
@@ -87,7 +96,7 @@ class Plans:
     def learn(self, key: Key, request: InferRequest, entry: ModelEntry, response: InferResponse, head: Headers,
               parts: Sequence[Part]) -> None:  # fmt: skip
         """Remember what a request that was answered the ordinary way has shown, if it is of the kind that repeats."""
-        plan = _plan(len(key[1]), request, entry, response, head, parts)
+        plan = _plan(key[1], request, entry, response, head, parts)
         if plan is not None:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
@@ -95,7 +104,7 @@ class Plans:
 
 
 def _plan(
-    json_bytes: int,
+    asked: bytes,
     request: InferRequest,
     entry: ModelEntry,
     response: InferResponse,
@@ -108,13 +117,13 @@ def _plan(
     if response.model != entry.name or response.version != entry.version or len(parts) != 1 + len(response.outputs):
         return None
     spans: dict[str, tuple[tuple[int, ...], int]] = {}
-    at = json_bytes
+    at = len(asked)
     for tensor in request.inputs:
         if tensor.raw is None or tensor.region is not None:
             return None
         spans[tensor.name] = (tensor.shape, at)
         at += len(memoryview(tensor.raw))
-    inputs: list[tuple[np.dtype[Any], int, int]] = []
+    inputs: list[tuple[int, int]] = []
     shapes: list[tuple[int, ...]] = []
     rows = 1
     for spec in signature.inputs:
@@ -122,7 +131,7 @@ def _plan(
         if spec.name not in spans or spec.dtype in ("bool", "bytes"):
             return None
         shape, start = spans[spec.name]
-        inputs.append((spec.element.numpy, element_count(shape), start))
+        inputs.append((start, start + element_count(shape) * spec.element.itemsize))
         shapes.append(shape)
         if spec.batch_axis is not None:
             rows = shape[spec.batch_axis]
@@ -134,7 +143,12 @@ def _plan(
     names = [spec.name for spec in signature.outputs]
     if any(one.placed or one.classification or one.name not in names for one in response.outputs):
         return None
+    first = len(signature.inputs)
+    outputs = tuple(
+        (first + names.index(one.name), len(part)) for one, part in zip(response.outputs, parts[1:], strict=True)
+    )
+    size = sum(map(len, parts))
+    front = render_front(head, size) if size <= MAX_READY_BYTES else b""
     return Plan(
-        entry, variant, rows, tuple(inputs), tuple(names.index(one.name) for one in response.outputs),
-        request.timeout_us, list(head), bytes(parts[0]),
-    )  # fmt: skip
+        entry, variant, rows, asked, tuple(inputs), outputs, request.timeout_us, list(head), bytes(parts[0]), front
+    )

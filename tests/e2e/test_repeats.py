@@ -109,3 +109,37 @@ def test_a_repeat_keeps_its_deadline(ports: dict[str, int]) -> None:
         assert [(await exchange(connection, late))[0] for _ in range(3)] == [504, 504, 504]
 
     run(ports, case)
+
+
+def test_the_same_head_with_another_json_is_another_request(ports: dict[str, int]) -> None:
+    array = np.ones((1, 4), np.float32)
+
+    async def case(connection: HttpConnection) -> None:
+        plain = binary_infer("affine", {"INPUT": ("FP32", array)})
+        for other, expected in ((b'"INPUX"', 400), (b'"INPUT"', 200)):
+            for _ in range(3):
+                assert (await exchange(connection, plain))[0] == 200
+            changed = plain.replace(b'"INPUT"', other)
+            assert len(changed) == len(plain)
+            status, answer = await exchange(connection, changed)
+            assert status == expected, answer
+        assert (await exchange(connection, plain))[0] == 200
+
+    run(ports, case)
+
+
+def test_repeats_that_come_together_are_answered_in_their_order(ports: dict[str, int]) -> None:
+    async def body() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["http_port"])
+        for count in (1, 1, 1, 2, 5, 1, 20, 1):
+            arrays = [np.full((1, 4), number, np.float32) for number in range(count)]
+            writer.write(b"".join(binary_infer("echo_f32", {"INPUT": ("FP32", array)}) for array in arrays))
+            for array in arrays:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 "), head
+                length = int(head.lower().split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0])
+                assert (await reader.readexactly(length)).endswith(array.tobytes())
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(body())

@@ -11,6 +11,7 @@ import pytest
 from frontend.batches.keys import make_key
 from frontend.batches.store.rows import KeyRow
 from frontend.httpd.exchange import Exchange, Line
+from frontend.httpd.heads import Head
 from frontend.openai.auth import Authenticator, Forbidden, Unauthorized
 from frontend.openai.principal import Principal, Role
 from frontend.platform.callers import Callers, Session
@@ -40,7 +41,7 @@ def ask(method: str, headers: Mapping[str, str], *, public_url: str = "", source
     callers = Callers(Authenticator(source or OneKey()), public_url)
     callers.sessions = OneSession()
     encoded = {name.lower().encode(): value.encode("latin-1") for name, value in headers.items()}
-    exchange = Exchange(cast("Line", None), method, b"/api/v1/me", encoded, 0, http10=False, keep_alive=True)
+    exchange = Exchange(cast("Line", None), Head(method, b"/api/v1/me", encoded, http10=False, keep_alive=True), 0)
     return asyncio.run(callers.principal_of(exchange))
 
 
@@ -121,7 +122,7 @@ def test_a_cookie_that_is_none_is_nobody(cookie: str) -> None:
 def test_without_sessions_a_cookie_says_nothing() -> None:
     callers = Callers(Authenticator(OneKey()))
     headers: dict[bytes, bytes] = {b"cookie": b"session=good"}
-    exchange = Exchange(cast("Line", None), "GET", b"/", headers, 0, http10=False, keep_alive=True)
+    exchange = Exchange(cast("Line", None), Head("GET", b"/", headers, http10=False, keep_alive=True), 0)
     work: Any = callers.principal_of(exchange)
     with pytest.raises(Unauthorized):
         asyncio.run(work)

@@ -36,22 +36,30 @@ LARGE_ROW_BYTES: Final = 16 * 1024
 """From here on running rows in place beats gathering them."""
 
 
-@dataclass(slots=True, eq=False)
 class Span:
     """Rows that a request owns until ``Arena.free``.
 
     Attributes:
-        block_offset: bytes from the arena's start.
-        block_rows: rows the block was laid out for.
         row_start, rows: the rows owned.
     """
 
-    block_offset: int
-    block_rows: int
-    row_start: int
-    rows: int
-    block: Block
-    live: bool = True
+    __slots__ = ("block", "live", "row_start", "rows")
+
+    def __init__(self, block: Block, row_start: int, rows: int) -> None:
+        self.block = block
+        self.row_start = row_start
+        self.rows = rows
+        self.live = True
+
+    @property
+    def block_offset(self) -> int:
+        """Bytes from the arena's start."""
+        return self.block.offset
+
+    @property
+    def block_rows(self) -> int:
+        """Rows the block was laid out for."""
+        return self.block.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +163,14 @@ class RowPool:
 
     def take(self, rows: int) -> int:
         """Return the first of ``rows`` consecutive rows, now taken; -1 if there is no such run. 0 rows always fit."""
+        starts = self._free
+        if rows == 1 and starts and not self._rotates:
+            # Most requests. The lowest set bit, as below.
+            lowest = starts & -starts
+            self._free = starts ^ lowest
+            return lowest.bit_length() - 1
         if rows == 0:
             return 0
-        starts = self._free
         # After this loop bit i is set where rows i .. i + rows - 1 are all free; the reach doubles each time.
         reach = 1
         while reach < rows and starts:
@@ -182,9 +195,14 @@ class RowPool:
 
 
 class Block:
-    """A run of pages laid out for ``rows`` rows of one lane; ``pool`` is empty where only one request may use it."""
+    """A run of pages laid out for ``rows`` rows of one lane; ``pool`` is empty where only one request may use it.
 
-    __slots__ = ("lane", "offset", "pages", "pool", "rows", "spans", "start_page")
+    Attributes:
+        offset: bytes from the arena's start.
+        starts: each tensor's first byte in the arena.
+    """
+
+    __slots__ = ("lane", "offset", "pages", "pool", "rows", "spans", "start_page", "starts")
 
     def __init__(self, lane: Lane, start_page: int, pages: int, rows: int) -> None:
         self.lane = lane
@@ -192,6 +210,7 @@ class Block:
         self.pages = pages
         self.rows = rows
         self.offset = start_page * PAGE_BYTES
+        self.starts = tuple(self.offset + offset for offset in lane.layout.offsets(rows))
         self.pool = RowPool(rows if lane.shares else 0, lane.rotates)
         self.spans = 0
 
@@ -260,7 +279,7 @@ class Arena:
                 lane.kept = None
         block.spans += 1
         self._spans += 1
-        return Span(block.offset, block.rows, start, rows, block)
+        return Span(block, start, rows)
 
     def free(self, span: Span) -> None:
         """Give a span back, once."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from engines.bundle.signature import Signature
 from engines.errors import ArenaFull, InvalidInput, Kind, NotReady, QueueFull, TooLarge, Unavailable
-from engines.tensor import NDArray
 from worker.channel.arena import Arena, Span
 from worker.channel.doorbell import Barrier, Bell, Sleeper, answer_doorbell
 from worker.channel.frames import FrameSocket
 from worker.channel.layout import LINE_BYTES
 from worker.channel.messages import ModelEntry
-from worker.channel.placement import OnReply, Placement, Reply, VariantPlan, reply_of
-from worker.channel.records import MASK_32, cancel_words, request_words
+from worker.channel.placement import OnReply, Placement, Reply, VariantPlan, kind_of
+from worker.channel.records import MASK_32, cancel_words
 from worker.channel.ring import Consumer, Producer, RingCorrupt
 from worker.channel.segment import Segment, WorkerPage
 
@@ -37,7 +37,7 @@ class Attachment:
     """The frontend's end; used by one thread. Owns the socket and both doorbells' descriptors.
 
     Attributes:
-        memory: (arena_bytes,) uint8, the arena itself.
+        memory: the bytes of the arena itself; whatever views it keeps its mapping.
         arena: who owns which of its bytes.
         lost: no request can be submitted any more.
         late_replies: answers that nobody waited for.
@@ -57,7 +57,7 @@ class Attachment:
     ) -> None:
         self.frames = frames
         self.own_doorbell = own_doorbell
-        self.memory: NDArray = segment.arena
+        self.memory = memoryview(segment.arena)  # type: ignore[arg-type]
         self.arena = Arena(len(segment.arena))
         self.lost = False
         self.late_replies = 0
@@ -119,19 +119,18 @@ class Attachment:
         request_id = self.next_request_id
         self.next_request_id = request_id + 1
         span = placement.span
-        model_id, variant = placement.plan.key
+        block = span.block
+        # ``records.request_words``, without the call.
         self._requests.push(
-            request_words(
+            (
                 request_id,
-                model_id,
-                variant,
-                flags,
-                span.block_offset,
-                span.block_rows,
-                span.row_start,
+                placement.plan.head_word | flags << 48,
+                block.offset,
+                block.rows | span.row_start << 32,
                 span.rows,
                 deadline_ns,
                 arrival_ns,
+                0,
             )
         )
         placement.request_id = request_id
@@ -224,13 +223,14 @@ class Attachment:
             self._bell.ring_if_asleep()
 
     def _take_replies(self) -> None:
-        for words in self._replies.take().tolist():
+        for words in self._replies.take_records():
             placement = self.pending.pop(words[0], None)
             if placement is None:
                 self.late_replies += 1
-                continue
-            text = self._text(words) if words[1] & 0xFF else ""
-            self._answer(placement, reply_of(words, text))
+            elif words[1] & 0xFF:
+                self._answer(placement, Reply(kind_of(words), self._text(words), words))
+            else:
+                self._answer(placement, Reply(Kind.OK, "", words))
 
     def _answer(self, placement: Placement, reply: Reply) -> None:
         placement.in_flight = False
@@ -247,11 +247,11 @@ class Attachment:
             log.exception("channel.callback_failed request_id=%d", placement.request_id)
             placement.release()
 
-    def _text(self, words: list[int]) -> str:
+    def _text(self, words: Sequence[int]) -> str:
         place = words[5]
         text = self._segment.read_text(place & MASK_32, words[0], place >> 32) if place >> 32 else None
         if text is None:
-            kind = reply_of(words, "").kind
+            kind = kind_of(words)
             return f"{kind.name.lower().replace('_', ' ')} (too many failures at once to keep each one's text)"
         return text
 

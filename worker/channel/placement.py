@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from engines.tensor import NDArray, TensorSpec
 from worker.channel.arena import Span
 from worker.channel.layout import WORD_BYTES
 from worker.channel.messages import ModelEntry
-from worker.channel.records import MASK_32, Reason
+from worker.channel.records import MASK_32, RECORD_WORDS, Reason, head_word
 
 if TYPE_CHECKING:
     from worker.channel.attachment import Attachment
@@ -23,52 +22,69 @@ _KINDS: Final = tuple(Kind)
 _REASONS: Final = tuple(Reason)
 
 
-@dataclass(slots=True, eq=False)
 class Reply:
     """The one answer to a submitted request.
 
     Attributes:
         kind: OK, or why there are no outputs.
         text: for the caller, empty if OK.
-        batch_size: compiled size it ran in; 0 if it did not run or the model has no batch axis.
-        queue_ns: from arrival to the start of the execution.
-        compute_ns: of the execution that served it.
-        batch_rows, batch_requests: rows and requests that shared the execution.
     """
 
-    kind: Kind
-    text: str = ""
-    reason: Reason = Reason.NONE
-    batch_size: int = 0
-    queue_ns: int = 0
-    compute_ns: int = 0
-    batch_rows: int = 0
-    batch_requests: int = 0
-    finished_ns: int = 0
-    dispatch_seq: int = 0
+    __slots__ = ("_words", "kind", "text")
+
+    def __init__(self, kind: Kind, text: str = "", words: Sequence[int] = (0,) * RECORD_WORDS) -> None:
+        """``words``: of the reply record, for what few callers ask for."""
+        self.kind = kind
+        self.text = text
+        self._words = words
+
+    @property
+    def reason(self) -> Reason:
+        """Why the batch had its size; NONE for numbers this version does not know."""
+        reason = self._words[1] >> 8 & 0xFF
+        return _REASONS[reason] if reason < len(_REASONS) else Reason.NONE
+
+    @property
+    def batch_size(self) -> int:
+        """Compiled size it ran in; 0 if it did not run or the model has no batch axis."""
+        return self._words[1] >> 32
+
+    @property
+    def queue_ns(self) -> int:
+        """From arrival to the start of the execution."""
+        return self._words[2]
+
+    @property
+    def compute_ns(self) -> int:
+        """Of the execution that served it."""
+        return self._words[3]
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows that shared the execution."""
+        return self._words[4] & MASK_32
+
+    @property
+    def batch_requests(self) -> int:
+        """Requests that shared the execution."""
+        return self._words[4] >> 32
+
+    @property
+    def finished_ns(self) -> int:
+        return self._words[6]
+
+    @property
+    def dispatch_seq(self) -> int:
+        return self._words[7]
 
 
 OnReply = Callable[["Placement", Reply], None]
 
 
-def reply_of(words: Sequence[int], text: str) -> Reply:
-    """Return the reply that a record's words describe; numbers this version does not know become INTERNAL / NONE."""
-    outcome = words[1]
-    kind = outcome & 0xFF
-    reason = outcome >> 8 & 0xFF
-    batch = words[4]
-    return Reply(
-        _KINDS[kind] if kind < len(_KINDS) else Kind.INTERNAL,
-        text,
-        _REASONS[reason] if reason < len(_REASONS) else Reason.NONE,
-        outcome >> 32,
-        words[2],
-        words[3],
-        batch & MASK_32,
-        batch >> 32,
-        words[6],
-        words[7],
-    )
+def kind_of(words: Sequence[int]) -> Kind:
+    """Return what a reply record says of its request; a number this version does not know becomes INTERNAL."""
+    kind = words[1] & 0xFF
+    return _KINDS[kind] if kind < len(_KINDS) else Kind.INTERNAL
 
 
 class _TensorPlan:
@@ -97,12 +113,13 @@ class VariantPlan:
             such a request needs its own.
     """
 
-    __slots__ = ("entry", "inputs", "key", "layout", "outputs", "shares", "variant")
+    __slots__ = ("entry", "head_word", "inputs", "key", "layout", "outputs", "shares", "variant")
 
     def __init__(self, entry: ModelEntry, signature: Signature, variant_index: int) -> None:
         variant = signature.variants[variant_index]
         self.entry = entry
         self.key = (entry.model_id, variant_index)
+        self.head_word = head_word(entry.model_id, variant_index)
         self.variant = variant
         self.layout = BlockLayout.of(signature, variant_index)
         self.shares = signature.shares_blocks and not any(variant.dynamic_outputs)
@@ -123,24 +140,14 @@ class Placement:
     """
 
     __slots__ = (
-        "_attachment",
-        "_span",
-        "abandoned",
-        "cancelled",
-        "in_flight",
-        "on_reply",
-        "plan",
-        "request_id",
-        "rows",
-    )
+        "_attachment", "_span", "abandoned", "cancelled", "in_flight", "on_reply", "plan", "request_id", "rows",
+    )  # fmt: skip
 
     def __init__(self, attachment: Attachment, plan: VariantPlan, span: Span) -> None:
         self.plan = plan
         self.rows = span.rows
         self.request_id = 0
-        self.in_flight = False
-        self.abandoned = False
-        self.cancelled = False
+        self.in_flight = self.abandoned = self.cancelled = False
         self.on_reply: OnReply | None = None
         self._attachment = attachment
         self._span: Span | None = span
@@ -156,13 +163,24 @@ class Placement:
         """The attachment that owns the arena."""
         return self._attachment
 
+    def place_of(self, tensor: int) -> int:
+        """Return the first byte, in the arena's ``memory``, of an input or, counted on after them, an output."""
+        span = self._span
+        assert span is not None, "the placement was released"
+        start = span.block.starts[tensor]
+        return start + span.row_start * self.plan.layout.row_bytes[tensor] if span.row_start else start
+
+    @property
+    def memory(self) -> memoryview:
+        """The arena's bytes. Only this placement's are the caller's, and only until ``release``."""
+        return self._attachment.memory
+
     @property
     def inputs(self) -> list[NDArray]:
         """Writable views, one per executable input, shaped for ``rows`` rows; to be filled before ``submit``."""
-        offsets = self._offsets()
         arena = self._attachment.memory
         return [
-            np.ndarray(tensor.shape(self.rows), tensor.dtype, arena, offsets[index])
+            np.ndarray(tensor.shape(self.rows), tensor.dtype, arena, self.place_of(index))
             for index, tensor in enumerate(self.plan.inputs)
         ]
 
@@ -173,12 +191,11 @@ class Placement:
             EngineFailed: a size that depends on the data is outside its limits.
         """
         plan = self.plan
-        offsets = self._offsets()
         first = len(plan.inputs)
         arena = self._attachment.memory
         arrays: list[NDArray] = []
         for index, tensor in enumerate(plan.outputs):
-            offset = offsets[first + index]
+            offset = self.place_of(first + index)
             shape = tensor.shape(self.rows)
             if plan.variant.dynamic_outputs[index]:
                 shape = _written_shape(arena, offset, tensor, shape, self.rows)
@@ -195,26 +212,14 @@ class Placement:
         span, self._span = self._span, None
         self._attachment.give_back(self, span)
 
-    def _offsets(self) -> list[int]:
-        """Return each tensor's first byte in the arena."""
-        span = self.span
-        layout = self.plan.layout
-        at = span.block_offset
-        if span.row_start == 0:
-            return [at + offset for offset in layout.offsets(span.block_rows)]
-        return [
-            at + offset + span.row_start * row_bytes
-            for offset, row_bytes in zip(layout.offsets(span.block_rows), layout.row_bytes, strict=True)
-        ]
-
 
 def _written_shape(
-    arena: NDArray, offset: int, tensor: _TensorPlan, room: tuple[int, ...], rows: int
+    arena: memoryview, offset: int, tensor: _TensorPlan, room: tuple[int, ...], rows: int
 ) -> tuple[int, ...]:
     """Return the shape that the worker told for an output whose size depends on the data."""
     axes = len(room)
     assert axes <= MAX_AXES, f"output {tensor.name!r} has {axes} axes"
-    line: list[int] = arena[offset - LINE_BYTES : offset - LINE_BYTES + WORD_BYTES * axes].view(np.uint64).tolist()
+    line: list[int] = arena[offset - LINE_BYTES : offset - LINE_BYTES + WORD_BYTES * axes].cast("Q").tolist()
     fits = all(size <= limit for size, limit in zip(line, room, strict=True))
     if not fits or (tensor.batched and line[len(tensor.before)] != rows):
         raise EngineFailed(f"output '{tensor.name}' has shape {line}, its limits are {list(room)} for {rows} rows")

@@ -55,6 +55,11 @@ class Reason(IntEnum):
     """The request ran alone, once more, after the batch it was in had failed."""
 
 
+def head_word(model_id: int, variant: int, flags: int = 0) -> int:
+    """Return word 1 of a request record."""
+    return model_id | variant << 32 | flags << 48
+
+
 def request_words(
     request_id: int,
     model_id: int,
@@ -70,7 +75,7 @@ def request_words(
     """Return the words of a request record."""
     return (
         request_id,
-        model_id | variant << 32 | flags << 48,
+        head_word(model_id, variant, flags),
         block_offset,
         block_rows | row_start << 32,
         rows,

@@ -27,6 +27,7 @@ What the machine must promise
 from __future__ import annotations
 
 import platform
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -39,6 +40,7 @@ from worker.channel.records import RECORD_BYTES, RECORD_WORDS
 
 Record = tuple[int, int, int, int, int, int, int, int]
 
+_RECORD: Final = struct.Struct(f"={RECORD_WORDS}Q")
 _ORDERED_MACHINES: Final = ("x86_64", "AMD64")
 
 
@@ -215,6 +217,27 @@ class Consumer:
         """Return whether there is anything to take."""
         return self._tail[0] != self._seq
 
+    def take_records(self) -> list[Record]:
+        """Return all published records, copied, and give their room back.
+
+        For records that are looked at one by one: half the time of ``take`` and ``tolist``.
+
+        Raises:
+            RingCorrupt: the producer's counter is impossible; nothing was taken.
+        """
+        seq = self._seq
+        tail = self._tail[0]
+        count = self._count(tail)
+        start = seq & self._mask
+        first = min(count, self._capacity - start)
+        records = list(_RECORD.iter_unpack(self._rows[start : start + first]))
+        if first < count:
+            records += _RECORD.iter_unpack(self._rows[0 : count - first])
+        self._seq = tail
+        # Hand-back, after the copies: see take.
+        self._head[0] = tail
+        return records
+
     def take(self) -> NDArray:
         """Return all published records as an (n, 8) uint64 copy, n from 0, and give their room back.
 
@@ -223,9 +246,7 @@ class Consumer:
         """
         seq = self._seq
         tail = self._tail[0]
-        count = tail - seq
-        if not 0 <= count <= self._capacity:
-            raise RingCorrupt(f"ring tail is {tail}, but {seq} records were taken and {self._capacity} fit")
+        count = self._count(tail)
         records = np.empty((count, RECORD_WORDS), dtype=np.uint64)
         if count == 0:
             return records
@@ -238,6 +259,12 @@ class Consumer:
         # Hand-back. Must come after the copies: the producer may fill this room as soon as it sees it.
         self._head[0] = tail
         return records
+
+    def _count(self, tail: int) -> int:
+        count = tail - self._seq
+        if not 0 <= count <= self._capacity:
+            raise RingCorrupt(f"ring tail is {tail}, but {self._seq} records were taken and {self._capacity} fit")
+        return count
 
 
 def record_block(words: Sequence[Record]) -> NDArray:
