@@ -10,7 +10,7 @@ from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
 
 if TYPE_CHECKING:
-    from frontend.grpc_fast.repeats import Repeat
+    from frontend.app import FrontendApp
 
 
 class RunningGrpcServer(Protocol):
@@ -35,16 +35,16 @@ def make_grpc_server(
     port: int,
     settings: GrpcSettings,
     limits: EndpointSettings,
-    repeat: Repeat | None = None,
+    app: FrontendApp | None = None,
 ) -> RunningGrpcServer:
-    """Return the server to start; ``repeat`` is ``FrontendApp.repeat``, which only the fast one uses.
+    """Return the server to start; the fast one runs calls that repeat an earlier one through ``app``.
 
     Only the chosen one is imported: grpcio alone is tens of MiB in every frontend.
     """
     if settings.server == "fast":
         from frontend.grpc_fast.server import FastGrpcServer
 
-        return FastGrpcServer(serving, host, port, settings, limits, repeat=repeat)
+        return FastGrpcServer(serving, host, port, settings, limits, app=app)
     from frontend.grpc import GrpcServer
 
     return GrpcServer(serving, host, port, settings, limits)

@@ -105,7 +105,7 @@ class FrontendProcess:
             settings.endpoints,
         )
         self._grpc = make_grpc_server(
-            app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints, app.repeat
+            app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints, app
         )
         try:
             await self._start_servers(self._http, self._grpc)

@@ -162,7 +162,8 @@ class InferCall(UnaryCall):
     def begin(self, message: Message) -> None:
         service = self._service
         if self._found is not None:
-            again = RepeatedCall(service, self._stream.id, self._plan, self._found)
+            assert service.app is not None, "only then is anything learnt"
+            again = RepeatedCall(service.app, self._stream.id, self._plan, self._found)
             self._connection.exchange(self._stream, again)
             return
         try:

@@ -13,20 +13,18 @@ it was made under; a new table forgets them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from engines.bundle.variants import match_variant
-from engines.errors import ServingError
 from engines.tensor import NDArray, element_count
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.proto import message_class
-from frontend.kserve.repeats import Plan
 from frontend.kserve.wire import LENGTH_DELIMITED, key, read_varint, skip_field, varint
-from frontend.serving import Call, Serving
+from frontend.placed_call import Rows
+from frontend.serving import Serving
 from worker.channel.messages import ModelEntry
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ TRIES_PER_S: Final = 32
 MAX_DESCRIPTION_BYTES: Final = 2048
 MAX_ANSWER_BYTES: Final = 32 * 1024
 """Outputs are copied; larger ones are better lent, as the ordinary way does."""
-MAX_TIMEOUTS: Final = 16
-"""Timeouts of calls remembered per template."""
 PREFIX_BYTES: Final = 5
 """Compression flag and length in front of a message."""
 
@@ -52,11 +48,6 @@ _OUTPUT_KEY: Final = key(5, LENGTH_DELIMITED)
 _RAW_OUTPUT_KEY: Final = key(6, LENGTH_DELIMITED)
 _SHORT: Final = 0x80
 """Lengths below take one byte."""
-
-Answer = Callable[[list[NDArray], Callable[[], None]], None]
-Refuse = Callable[[ServingError], None]
-Repeat = Callable[[Plan, memoryview, int, Answer, Refuse], Call]
-"""Begins a request that a plan describes: plan, bytes, arrival; ``FrontendApp.repeat``."""
 
 
 class Layout(NamedTuple):
@@ -71,7 +62,7 @@ class Template:
     """What is known of messages that differ in id and elements only.
 
     Attributes:
-        plan: for calls without a timeout of their own; starts of inputs count from the first raw tensor.
+        rows: what is submitted.
         data_bytes: of a framed message without an id.
         opening: all of it up to the first element.
         head, description: model and version; what follows the id, up to the first element.
@@ -82,13 +73,13 @@ class Template:
     """
 
     __slots__ = (
-        "_timed", "answer_bytes", "answer_description", "answer_head", "answer_opening", "between", "data_bytes",
-        "description", "head", "opening", "outputs", "plan",
+        "answer_bytes", "answer_description", "answer_head", "answer_opening", "between", "data_bytes", "description",
+        "head", "opening", "outputs", "rows",
     )  # fmt: skip
 
-    def __init__(self, message: bytes, layout: Layout, plan: Plan, answer: _AnswerParts) -> None:
+    def __init__(self, message: bytes, layout: Layout, rows: Rows, answer: _AnswerParts) -> None:
         first = layout.raws[0][0]
-        self.plan = plan
+        self.rows = rows
         self.head = message[: layout.head_end]
         self.description = message[layout.id_end : first]
         self.data_bytes = PREFIX_BYTES + len(message) - (layout.id_end - layout.head_end)
@@ -102,19 +93,6 @@ class Template:
         self.answer_description = answer.description
         self.answer_bytes = PREFIX_BYTES + answer.message_bytes
         self.answer_opening = framed(answer.message_bytes, answer.head, answer.description)
-        self._timed: dict[int, Plan] = {}
-
-    def timed(self, timeout_ns: int) -> Plan:
-        """Return the plan for calls with that timeout."""
-        plan = self._timed.get(timeout_ns)
-        if plan is None:
-            if len(self._timed) >= MAX_TIMEOUTS:
-                self._timed.clear()
-            timeout_us = -(-timeout_ns // 1000)
-            told_us = self.plan.timeout_us
-            plan = replace(self.plan, timeout_us=min(told_us, timeout_us) if told_us else timeout_us)
-            self._timed[timeout_ns] = plan
-        return plan
 
     def fits(self, data: bytes, first: int) -> bool:
         """Return whether what stands between the tensors, of which the first begins at ``first``, is as it was."""
@@ -175,7 +153,7 @@ class Templates:
         if template is None:
             return
         arrays: dict[str, NDArray] = {output.name: output.array for output in response.outputs}
-        signature = template.plan.entry.signature
+        signature = template.rows.entry.signature
         assert signature is not None
         ordered = [arrays.get(spec.name, np.empty(0)) for spec in signature.outputs]
         parts, _ = template.answer(ordered, request.request_id.encode())
@@ -277,17 +255,17 @@ def _template(entry: ModelEntry, message: bytes, request: InferRequest, response
     shapes = {tensor.name: tensor.shape for tensor in request.inputs}
     starts = {tensor.name: start for tensor, (start, _) in zip(request.inputs, layout.raws, strict=True)}
     first = layout.raws[0][0]
-    inputs: list[tuple[np.dtype[Any], int, int]] = []
+    inputs: list[tuple[int, int]] = []
     rows = 1
     for spec in signature.inputs:
         # A BOOL byte must be looked at, and a BYTES tensor taken apart.
         if spec.name not in shapes or spec.dtype in ("bool", "bytes"):
             return None
         shape = shapes[spec.name]
-        count = element_count(shape)
-        if not count:
+        if not element_count(shape):
             return None
-        inputs.append((spec.element.numpy, count, starts[spec.name] - first))
+        start = starts[spec.name] - first
+        inputs.append((start, start + element_count(shape) * spec.element.itemsize))
         if spec.batch_axis is not None:
             rows = shape[spec.batch_axis]
     variant = match_variant(signature, [shapes[spec.name] for spec in signature.inputs])
@@ -298,9 +276,7 @@ def _template(entry: ModelEntry, message: bytes, request: InferRequest, response
     answer = _answer_parts([spec.name for spec in signature.outputs], response)
     if answer is None:
         return None
-    indexes = tuple(index for index, _ in answer.outputs)
-    plan = Plan(entry, variant, rows, tuple(inputs), indexes, request.timeout_us, [], b"")
-    return Template(message, layout, plan, answer)
+    return Template(message, layout, Rows(entry, variant, rows, tuple(inputs), request.timeout_us), answer)
 
 
 def _answer_parts(names: Sequence[str], response: InferResponse) -> _AnswerParts | None:

@@ -11,15 +11,17 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from frontend.adoption import Newcomers
-from frontend.grpc_fast.repeats import Repeat
 from frontend.grpc_fast.service import Service
 from frontend.http2.limits import Limits, limits_of
 from frontend.http2.protocol import Http2Protocol, ServerState
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
+
+if TYPE_CHECKING:
+    from frontend.app import FrontendApp
 
 log = logging.getLogger("frontend.grpc")
 
@@ -34,7 +36,7 @@ def _nothing() -> None:
 class FastGrpcServer:
     """KServe over gRPC on one port, which other processes may share (SO_REUSEPORT).
 
-    ``repeat`` begins calls that repeat an earlier one; without it all take the ordinary way.
+    ``app`` runs calls that repeat an earlier one; without it all take the ordinary way.
 
     Life: ``start``, ``drain`` (optional), ``close``; closing twice, or before the start, is harmless.
     """
@@ -47,7 +49,7 @@ class FastGrpcServer:
         settings: GrpcSettings,
         limits: EndpointSettings,
         *,
-        repeat: Repeat | None = None,
+        app: FrontendApp | None = None,
         http2_limits: Limits | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -57,7 +59,7 @@ class FastGrpcServer:
         self._settings = settings
         self._limits = limits
         self._http2_limits = http2_limits or limits_of(limits, settings.max_concurrent_rpcs)
-        self._repeat = repeat
+        self._app = app
         self._clock = clock
         self._draining = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -100,7 +102,7 @@ class FastGrpcServer:
         """
         loop = asyncio.get_running_loop()
         self._service = Service(
-            self._serving, self._settings, self._limits, self._http2_limits, self._draining, self._clock, self._repeat
+            self._serving, self._settings, self._limits, self._http2_limits, self._draining, self._clock, self._app
         )
         self._state = state = ServerState(
             self._service, self._http2_limits, self._limits.max_connections, self._clock, self._emptied.set, closed

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frontend.grpc_fast import replies
 from frontend.grpc_fast.calls import InferCall, MethodCall
 from frontend.grpc_fast.messages import Message, Room
 from frontend.grpc_fast.plans import Plan, plan_of
 from frontend.grpc_fast.repeated_call import RepeatedCall
-from frontend.grpc_fast.repeats import Repeat, Templates
+from frontend.grpc_fast.repeats import Templates
 from frontend.grpc_fast.streams import EachCall, InferStreamCall, WatchCall
 from frontend.grpc_health import CHECK_PATH, HEALTH_SERVICE, WATCH_PATH, Health
 from frontend.grpc_methods import INFER_PATH, STREAM_PATH, GrpcMethods
@@ -26,6 +26,9 @@ from frontend.kserve import proto_schema
 from frontend.kserve.infer_templates import RequestTemplates, ResponseTemplates
 from frontend.serving import Serving
 from frontend.settings import EndpointSettings, GrpcSettings
+
+if TYPE_CHECKING:
+    from frontend.app import FrontendApp
 
 RETRY_AFTER_S: Final = 1
 
@@ -49,7 +52,7 @@ class Service:
     Attributes:
         room: for messages that are not complete.
         find: looks up what is known of a message that repeats an earlier one.
-        repeat: begins such a call; None if they take the ordinary way.
+        app: runs such calls; None if they take the ordinary way.
         infer_streams: open ModelStreamInfer calls, to be told of a drain.
         calls: open calls of all connections.
     """
@@ -62,7 +65,7 @@ class Service:
         http2_limits: Limits,
         draining: asyncio.Event,
         clock: Callable[[], int],
-        repeat: Repeat | None = None,
+        app: FrontendApp | None = None,
     ) -> None:
         self.serving = serving
         self.limits = limits
@@ -72,7 +75,7 @@ class Service:
         self.room = Room(limits)
         self.infer_streams: set[InferStreamCall] = set()
         self.calls = 0
-        self.repeat = repeat
+        self.app = app
         self._templates = Templates(serving)
         self.find = self._templates.find
         self._max_calls = settings.max_concurrent_rpcs
@@ -104,8 +107,9 @@ class Service:
         found = self.find(data, at, stop)
         if found is None:
             return None
+        assert self.app is not None, "only then is anything learnt"
         self.calls += 1
-        return RepeatedCall(self, stream_id, value, found)
+        return RepeatedCall(self.app, stream_id, value, found)
 
     def closed(self) -> None:
         self.calls -= 1
@@ -123,7 +127,7 @@ class Service:
 
     def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: list[Buffer]) -> None:
         """Remember an answered call for those that repeat it; ``answer`` as ``encode`` gave it."""
-        if self.repeat is not None:
+        if self.app is not None:
             self._templates.learn(message, request, response, answer)
 
     def tick(self) -> None:

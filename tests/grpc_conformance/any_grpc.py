@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from placing_double import DoubleApp
 from serving_double import DoubleServing
 
 from frontend.grpc_server import RunningGrpcServer, make_grpc_server
@@ -17,5 +18,6 @@ KINDS = ("grpcio", "fast", "repeats")
 def server_of(kind: str, double: DoubleServing, port: int, host: str = HOST, **settings: Any) -> RunningGrpcServer:
     """Return a server of that kind over a double, not started."""
     wanted = GrpcSettings(server="grpcio" if kind == "grpcio" else "fast", **settings)
-    repeat = double.repeat if kind == "repeats" else None
-    return make_grpc_server(double, host, port, wanted, double.limits, repeat)
+    app: Any = DoubleApp(double) if kind == "repeats" else None
+    double.app = app
+    return make_grpc_server(double, host, port, wanted, double.limits, app)

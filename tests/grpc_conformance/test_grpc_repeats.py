@@ -79,16 +79,16 @@ def test_repeats_are_answered_byte_for_byte_like_the_first(scenario: Callable[[S
             for outputs in ((), ("OUTPUT1",), ("OUTPUT1", "OUTPUT0")):
                 for rows in (1, 3):
                     message = request_of(names=order, outputs=outputs, rows=rows)
-                    before = double.repeats
+                    before = double.app.channel.submitted
                     first = await told(client, message)
-                    assert double.repeats == before
+                    assert double.app.channel.submitted == before
                     assert [await told(client, message) for _ in range(3)] == [first] * 3
-                    assert double.repeats == before + 3
+                    assert double.app.channel.submitted == before + 3
                     other = answer_of(await told(client, request_of(names=order, outputs=outputs, rows=rows, first=7)))
                     difference = (1 if order[0] == "INPUT1" else -1) * np.ones((rows, 16), np.int32)
                     at = [output.name for output in other.outputs].index("OUTPUT1")
                     assert other.raw_output_contents[at] == difference.tobytes()
-                    assert double.repeats == before + 4
+                    assert double.app.channel.submitted == before + 4
 
     scenario(test)
 
@@ -98,13 +98,13 @@ def test_repeats_under_ids_are_answered_under_them(scenario: Callable[[Scenario]
         plain = answer_of(await told(client, request_of()))
         for number, request_id in enumerate(("1", "a longer id, of words", "x" * 127)):
             answer = answer_of(await told(client, request_of(request_id=request_id)))
-            assert double.repeats == number + 1
+            assert double.app.channel.submitted == number + 1
             assert answer.id == request_id
             answer.id = ""
             assert answer == plain
         for request_id in ("x" * 128, "größer"):
             answer = answer_of(await told(client, request_of(request_id=request_id)))
-            assert (answer.id, double.repeats) == (request_id, 3)
+            assert (answer.id, double.app.channel.submitted) == (request_id, 3)
 
     scenario(test)
 
@@ -114,27 +114,27 @@ def test_what_a_template_does_not_say_is_decided_each_time(scenario: Callable[[S
         message = request_of("echo_f32", names=("x",))
         for _ in range(3):
             await told(client, message)
-        assert double.repeats == 2
+        assert double.app.channel.submitted == 2
         cut = await client.call(framed(message[:-4]))
-        assert (cut.status, double.repeats) == (3, 2)
+        assert (cut.status, double.app.channel.submitted) == (3, 2)
         longer = message[:-17] + bytes((20,)) + message[-16:] + bytes(4)
         answer = await client.call(framed(longer))
-        assert (answer.status, double.repeats) == (3, 2)
+        assert (answer.status, double.app.channel.submitted) == (3, 2)
         assert "x" in answer.text
         wrong_flag = await client.call(framed(message, 2))
-        assert (wrong_flag.status, double.repeats) == (13, 2)
+        assert (wrong_flag.status, double.app.channel.submitted) == (13, 2)
         twice = await client.call(framed(message) + framed(message))
-        assert (twice.status, double.repeats) == (12, 2)
+        assert (twice.status, double.app.channel.submitted) == (12, 2)
         fails = request_of("broken", names=("x",))
         for _ in range(3):
             assert (await client.call(framed(fails))).status == 13
-        assert double.repeats == 2
+        assert double.app.channel.submitted == 2
         truth: Any = message_class("ModelInferRequest")(model_name="echo_bool")
         truth.inputs.add(name="x", datatype="BOOL", shape=[1, 4])
         truth.raw_input_contents.append(b"\1\0\1\0")
         for _ in range(3):
             await told(client, truth.SerializeToString())
-        assert double.repeats == 2
+        assert double.app.channel.submitted == 2
 
     scenario(test)
 
@@ -147,14 +147,14 @@ def test_repeats_keep_the_timeouts_of_their_calls(scenario: Callable[[Scenario],
             await told(client, message, **fields)
             deadline_ns, arrival_ns = double.last_request and double.last_request.deadline_ns, double.last_arrival_ns
             budgets_ms.append(None if deadline_ns is None else (deadline_ns - arrival_ns) // 1_000_000)
-        assert (budgets_ms, double.repeats) == ([None, None, 5000, 4_200_000, None], 4)
+        assert (budgets_ms, double.app.channel.submitted) == ([None, None, 5000, 4_200_000, None], 4)
         hurried = request_of("echo_f32", names=("x",), timeout=2_000_000)
         for fields, budget_ms in (({}, 2000), ({"grpc_timeout": "1S"}, 1000), ({"grpc_timeout": "9S"}, 2000)):
             await told(client, hurried, **fields)
-            if double.repeats > 4:
+            if double.app.channel.submitted > 4:
                 assert double.last_request is not None and double.last_request.deadline_ns is not None
                 assert double.last_request.deadline_ns - double.last_arrival_ns == budget_ms * 1_000_000
-        assert double.repeats == 6
+        assert double.app.channel.submitted == 6
 
     scenario(test)
 
@@ -174,7 +174,7 @@ def test_a_repeat_that_is_cancelled_is_withdrawn(scenario: Callable[[Scenario], 
         client.h2.reset_stream(stream_id)
         client.flush()
         await double.until(lambda: len(double.cancelled) == 1)
-        assert double.repeats == 2
+        assert double.app.channel.submitted == 2
 
     scenario(test)
 

@@ -1,4 +1,4 @@
-"""Requests that come whole: taken as such, or handed on in their parts where they are not quite so, with one outcome."""
+"""Requests that come whole: taken as such, or in their parts where they are not quite so, with the same outcome."""
 
 from __future__ import annotations
 

@@ -21,11 +21,9 @@ from engines.errors import (
     ServingError,
 )
 from engines.tensor import DTYPES, NDArray, TensorSpec
-from frontend.grpc_fast.repeats import Answer, Refuse
-from frontend.inference import InferRequest, InferResponse, InputTensor, OutputTensor
+from frontend.inference import InferRequest, InferResponse, OutputTensor
 from frontend.kserve.checks import check
 from frontend.kserve.memory_store import ClientMemory
-from frontend.kserve.repeats import Plan
 from frontend.serving import Done
 from frontend.settings import EndpointSettings
 from worker.channel.messages import ModelEntry
@@ -83,6 +81,7 @@ class DoubleCall:
     def __init__(self, serving: DoubleServing, request: InferRequest, done: Done) -> None:
         self.request = request
         self.cancelled = False
+        self.on_cancel: Callable[[], None] | None = None
         self._serving = serving
         self._done: Done | None = done
 
@@ -95,6 +94,8 @@ class DoubleCall:
         if self._done is not None:
             self._done = None
             self.cancelled = True
+            if self.on_cancel is not None:
+                self.on_cancel()
             self._serving.cancelled.append(self.request.request_id)
             self._serving.changed()
 
@@ -102,7 +103,8 @@ class DoubleCall:
 class DoubleServing:
     """Serves ``entries()``. Requests to ``held`` wait until ``release_held``; others are answered in the next turn.
 
-    ``repeats`` counts requests begun by a plan, ``responses_out`` responses that were handed over and not released yet.
+    ``app`` runs calls that repeat an earlier one, if there is one. ``responses_out`` counts responses that were handed
+    over and not released yet.
     """
 
     def __init__(self, limits: EndpointSettings | None = None) -> None:
@@ -115,11 +117,11 @@ class DoubleServing:
         self.started: list[str] = []
         self.last_request: InferRequest | None = None
         self.last_arrival_ns = 0
+        self.app: Any = None
         self.responses_out = 0
         self._changes: list[asyncio.Event] = []
         loading = ModelEntry(model_id=99, name="loading", version="1", state="LOADING", reason="reading weights")
         self._entries = [*self.models.values(), loading]
-        self.repeats = 0
 
     def changed(self) -> None:
         for event in self._changes:
@@ -172,28 +174,6 @@ class DoubleServing:
             loop.call_soon(self._answer, call)
         self.changed()
         return call
-
-    def repeat(self, plan: Plan, body: memoryview, arrival_ns: int, answer: Answer, refuse: Refuse) -> DoubleCall:
-        """Begin a request that a plan describes, as ``FrontendApp.repeat`` does; it has no id."""
-        self.repeats += 1
-        signature = plan.entry.signature
-        assert signature is not None
-        inputs = []
-        for spec, (dtype, count, start) in zip(signature.inputs, plan.inputs, strict=True):
-            array = np.frombuffer(body, dtype, count, start)
-            array = array.reshape(spec.shape if spec.batch_axis is None else (plan.rows, *spec.shape[1:]))
-            inputs.append(InputTensor(spec.name, spec.element.wire, array.shape, array=array))
-        request = InferRequest(plan.entry.name, plan.entry.version, "", inputs)
-        request.deadline_ns = arrival_ns + plan.timeout_us * 1000 if plan.timeout_us else None
-
-        def done(outcome: InferResponse | ServingError) -> None:
-            if isinstance(outcome, ServingError):
-                refuse(outcome)
-            else:
-                arrays = {output.name: output.array for output in outcome.outputs}
-                answer([arrays[spec.name] for spec in signature.outputs], outcome.release)
-
-        return self.start(request, arrival_ns, done)
 
     def receive(self, request: InferRequest, arrival_ns: int, done: Done) -> None:
         """Everything is started with its elements here."""

@@ -1,0 +1,113 @@
+"""The life of a request whose way is known: placed, submitted, and answered exactly once; whatever protocol it came by.
+
+The same promises as ``InferCall``: exactly one answer, memory given back once, withdrawn when the client goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engines.errors import DeadlineExceeded, Kind, ServingError, error_of
+from frontend.infer_call import expired_text
+from worker.channel.client import Placement, Reply
+from worker.channel.messages import ModelEntry
+
+if TYPE_CHECKING:
+    from frontend.app import FrontendApp
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is submitted, known before a request's elements are.
+
+    Attributes:
+        inputs: per executable input its first byte in the elements and the one after its last.
+        timeout_us: of the request itself; 0 if it carries none.
+    """
+
+    entry: ModelEntry
+    variant: int
+    rows: int
+    inputs: tuple[tuple[int, int], ...]
+    timeout_us: int
+
+
+class PlacedCall:
+    """One such request; how it is answered is the subclass's. It may be a stream as well, hence no slots."""
+
+    arrival_ns = 0
+    deadline_ns = 0
+    _request_id = 0
+    _over = False
+
+    def start(self, app: FrontendApp, rows: Rows, elements: memoryview, timeout_ns: int) -> None:
+        """Place and submit; any failure is the answer. ``timeout_ns``: of the call, 0 if it has none."""
+        self._app = app
+        self._entry = rows.entry
+        self.arrival_ns = arrival_ns = app.clock_ns()
+        self.deadline_ns = deadline_ns = app.repeat_deadline_ns(rows.timeout_us, arrival_ns)
+        if timeout_ns and arrival_ns + timeout_ns < deadline_ns:
+            self.deadline_ns = deadline_ns = arrival_ns + timeout_ns
+        app.traffic.in_flight += 1
+        try:
+            placement = app.channel.place(rows.entry, rows.variant, rows.rows)
+            try:
+                for room, (start, _) in zip(placement.inputs, rows.inputs, strict=True):
+                    room[...] = np.frombuffer(elements, room.dtype, room.size, start).reshape(room.shape)
+                self._request_id = app.channel.submit(placement, deadline_ns, arrival_ns, self._on_reply)
+            except BaseException:
+                placement.release()
+                raise
+        except ServingError as error:
+            self._fail(error)
+            return
+        app.deadlines.add(self)
+
+    def answered(self, placement: Placement) -> None:
+        """Give the answer, whose outputs the placement has; release it."""
+        raise NotImplementedError
+
+    def refused(self, error: ServingError) -> None:
+        """Give the failure as the answer."""
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        if not self._over:
+            self._app.traffic.count(self._entry.name, Kind.CANCELLED, 0)
+            self._close()
+
+    def expire(self) -> None:
+        """Answer that the deadline has passed."""
+        self._fail(DeadlineExceeded(expired_text(self)))
+
+    def _on_reply(self, placement: Placement, reply: Reply) -> None:
+        self._request_id = 0
+        if reply.kind is not Kind.OK:
+            placement.release()
+            self._fail(error_of(reply.kind, reply.text))
+            return
+        app = self._app
+        app.traffic.count(self._entry.name, Kind.OK, app.clock_ns() - self.arrival_ns)
+        self._close()
+        self.answered(placement)
+
+    def _fail(self, error: ServingError) -> None:
+        if self._over:
+            return
+        app = self._app
+        app.traffic.count(self._entry.name, error.kind, app.clock_ns() - self.arrival_ns)
+        self._close()
+        self.refused(error)
+
+    def _close(self) -> None:
+        app = self._app
+        self._over = True
+        app.traffic.in_flight -= 1
+        app.deadlines.discard(self)
+        if self._request_id:
+            app.channel.abandon(self._request_id)
+            self._request_id = 0
