@@ -128,7 +128,7 @@ class AnswerQueue:
             return
         self._outlet.send(data)
         self._finish_head()
-        if self.queue:
+        if queue:
             self._advance()
         else:
             self._owner.progressed()

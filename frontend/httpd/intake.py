@@ -89,8 +89,7 @@ class Intake:
         size = len(data)
         position = 0
         if not self.mid_message and not self.stopped and type(data) is bytes and not self._owner.full():
-            if self._known is not None and (found := self._known.match(data)) is not None:
-                self._begin_known(data, *found)
+            if self.take_known(data):
                 return size
             if size <= SLICE_BYTES:
                 position = self._feed_first(data)
@@ -108,8 +107,15 @@ class Intake:
                 position += self._parse(memoryview(data)[position : position + SLICE_BYTES])
         return position
 
+    def take_known(self, data: bytes) -> bool:
+        """Take ``data`` if it is one whole message whose head was parsed before; return whether it is."""
+        known = self._known
+        if known is None or self.mid_message or self.stopped or (found := known.match(data)) is None:
+            return False
+        self._begin_known(data, *found)
+        return True
+
     def _begin_known(self, data: bytes, head: Head, at: int) -> None:
-        """Take one whole message whose head, the bytes before ``at``, was parsed before."""
         self.messages += 1
         exchange = Exchange(self._answers, head, self._state.clock())
         self._answers.add(exchange)

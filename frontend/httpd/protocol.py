@@ -85,6 +85,8 @@ class Connection(asyncio.Protocol):
             state.emptied()
 
     def data_received(self, data: bytes) -> None:
+        if not self._answers.queue and self._backlog is None and self._intake.take_known(data):
+            return  # one request like the last on a connection that waits, as most are
         if self._lingering:
             return
         if self._backlog is not None:
@@ -135,8 +137,11 @@ class Connection(asyncio.Protocol):
         self._starts += 1
         if exchange.answered:
             return
-        self._ready.append(exchange)
-        self._start_ready()
+        if self._ready or self._starting or self._answers.started >= MAX_PIPELINED or self._outlet.paused:
+            self._ready.append(exchange)
+            self._start_ready()
+        else:
+            self._start(exchange)
 
     def refuse(self, exchange: Exchange | None, status: int, message: str) -> None:
         """Answer a request that cannot be read; None if it has no headers yet."""
