@@ -228,6 +228,8 @@ class LineRunner:
             self._observer.overload(route)
         elif not never_ran:
             self._observer.line(route, (now_ns - execution.started_ns) / 1e9)
+            if answer.status == 400 and execution.priority is not None and b"priority" in answer.body:
+                self._observer.hint_refused(route)
         if overload or never_ran:
             self._figures.overloads += overload
             job.pauses[route] = after_overload(

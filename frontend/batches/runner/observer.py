@@ -16,6 +16,10 @@ class RouteObserver(Protocol):
         """A line has got 429 or 503."""
         ...
 
+    def hint_refused(self, route_id: str) -> None:
+        """A line has failed because the server takes no priority hint."""
+        ...
+
     def freed(self, route_id: str) -> None:
         """Lines of this process have ended in the store, so that there is room on the route."""
         ...
@@ -32,6 +36,9 @@ class Unobserved:
         """Nobody wants to know."""
 
     def overload(self, route_id: str) -> None:
+        """Nobody wants to know."""
+
+    def hint_refused(self, route_id: str) -> None:
         """Nobody wants to know."""
 
     def freed(self, route_id: str) -> None:

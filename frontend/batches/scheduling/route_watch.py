@@ -33,6 +33,8 @@ ASKED_NS: Final = 2_000_000_000
 """A route that no batch has asked for that long yields to nobody any more."""
 FORGOTTEN_NS: Final = 60_000_000_000
 """A route that nobody has asked for that long is of no interest any more."""
+HINT_REFUSED: Final = "priority_refused"
+"""In the explain log of a route."""
 SIGNALS_S: Final = 0.1
 EDGES_S: Final = 1.0
 SAMPLE_S: Final = 1.0
@@ -141,6 +143,14 @@ class RouteWatch:
         """A line has got 429 or 503."""
         self._samples.overload(route_id)
         self._caps.overload(route_id)
+
+    def hint_refused(self, route_id: str) -> None:
+        """A line has failed because the server takes no priority hint."""
+        if self._signals.tell(route_id, HINT_REFUSED):
+            log.error(
+                "batches.priority_refused route=%s: its server refuses the priority hint, so its lines fail: take the"
+                " hint away, or start vLLM with --scheduling-policy priority", route_id,
+            )  # fmt: skip
 
     def freed(self, route_id: str) -> None:
         """Lines of this process have ended in the store."""

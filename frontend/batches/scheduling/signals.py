@@ -33,6 +33,8 @@ AT_ONCE_NS: Final = 200_000_000
 """Between writes of one that has: a gate that flaps must not become a load of its own."""
 MAX_EDGES: Final = 10_000
 """Kept while the store is away; the oldest go."""
+TELL_US: Final = 60_000_000
+"""Between notes of the same kind on a route: the first line tells what the other thousand would."""
 EDGES_AT_ONCE: Final = 1000
 WRITES_AT_ONCE: Final = 16
 
@@ -64,6 +66,7 @@ class Signals:
         self._now_us = now_us
         self._signals: dict[str, _Signal] = {}
         self._edges: deque[EdgeRow] = deque(maxlen=MAX_EDGES)
+        self._told_us: dict[tuple[str, str], int] = {}
 
     def note(self, route_id: str, found: Evaluation, now_ns: int) -> None:
         """Take an evaluation."""
@@ -80,6 +83,15 @@ class Signals:
         if found.reason is not None:
             self.pauses[found.reason] += 1
         self._edges.append(self._edge(route_id, found))
+
+    def tell(self, route_id: str, why: str) -> bool:
+        """Put a note that is about no gate into the explain log; False if it was there within the last minute."""
+        now_us = self._now_us()
+        if not 0 <= now_us - self._told_us.get((route_id, why), -TELL_US) < TELL_US:
+            self._told_us[route_id, why] = now_us
+            self._edges.append(EdgeRow(route_id, now_us, self._process_id, None, cap=self._cap(route_id), why=why))
+            return True
+        return False
 
     async def write(self, now_ns: int) -> None:
         """Bring to the store what is due. Raises: StoreUnavailable; it is tried again the next time."""
