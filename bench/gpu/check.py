@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu import device_sections, engine_sections, node_section
+from bench.gpu import device_sections, engine_sections, node_section, rows_section
 from bench.gpu.report import Report
 from bench.gpu.world import World
 from engines.device.base import Device
@@ -38,6 +38,8 @@ SECTIONS: dict[str, Callable[[World], None]] = {
     "graphs": device_sections.graphs,
     "compaction": device_sections.compaction,
     "array": engine_sections.array_engine,
+    "rows": rows_section.rows,
+    "ahead": rows_section.ahead,
     "loads": engine_sections.loads,
     "tensorrt": engine_sections.tensorrt,
     "node": node_section.node,
