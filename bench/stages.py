@@ -34,15 +34,15 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("worker/channel/channel", "take.*|_?read.*", "worker intake"),
     ("worker/channel/channel", "", "write replies"),
     ("worker/channel/(ring|records)", "", "rings and records"),
-    ("worker/intake", "", "worker intake"),
+    ("worker/(intake|arrival)", "", "worker intake"),
     ("worker/scheduling/", "", "schedule"),
     ("worker/dispatch", "complete|_?scatter.*|_write_dynamic", "scatter"),
     ("worker/dispatch", "execute", "run"),
     ("worker/dispatch", "", "gather"),
     ("engines/(onnxruntime|array)", "", "run"),
     ("worker/device", "", "hand to the device"),
-    ("worker/loop", "_succeed|_finish", "write replies"),
-    ("worker/(loop|registry|models|metrics|control)", "", "worker loop"),
+    ("worker/answers", "", "write replies"),
+    ("worker/(loop|executions|registry|models|metrics|control)", "", "worker loop"),
 )
 """Beginning of the file's path, the function (empty: any), the stage; the first that fits counts."""
 

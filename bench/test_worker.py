@@ -19,7 +19,7 @@ from engines.bundle.signature import BlockLayout, Signature, Variant
 from engines.tensor import TensorSpec
 from worker.channel.messages import ModelEntry
 from worker.channel.reception import Events
-from worker.channel.records import NO_DEADLINE, request_words
+from worker.channel.records import NO_DEADLINE, RECORD_WORDS, request_words
 from worker.loop import Loop
 from worker.metrics import ModelCounters
 from worker.models import LoadedModel
@@ -40,6 +40,7 @@ class Nothing:
     """An executable whose execution is free."""
 
     binds = True
+    direct_bytes = 0
 
     def __init__(self, batch_size: int, width: int) -> None:
         self.batch_size = batch_size
@@ -67,18 +68,15 @@ class ArrayChannel:
         self.name = f"frontend{number}"
         self.pid = 1
         self.arena = np.zeros(arena_bytes, np.uint8)
-        self.records = np.empty((0, 8), np.uint64)
+        self.records: list[Any] = []
         self.replies: list[Any] = []
 
     def take(self) -> Any:
-        records, self.records = self.records, np.empty((0, 8), np.uint64)
+        records, self.records = self.records, []
         return records
 
-    def reply(self, words: Any) -> None:
-        self.replies.append(words)
-
-    def reply_many(self, records: Any) -> None:
-        self.replies.extend(records.tolist())
+    def reply_many(self, words: list[int]) -> None:
+        self.replies.extend(words[at : at + RECORD_WORDS] for at in range(0, len(words), RECORD_WORDS))
 
     def fail(self, request_id: int, kind: int, text: str) -> None:
         raise AssertionError(text)
@@ -91,7 +89,7 @@ class ArrayServer:
         self.channels = channels
         self._attached = list(channels)
 
-    def poll(self, timeout_ns: int) -> Events:
+    def poll(self, timeout_ns: int, rest_ns: int = 0, *, spin: bool = True) -> Events:
         attached, self._attached = self._attached, []
         return Events(attached=attached)  # type: ignore[arg-type]
 
@@ -120,16 +118,16 @@ def build(width: int, channels: int) -> tuple[Loop, list[ArrayChannel], BlockLay
     registry.add(loaded)
     ends = [ArrayChannel(number, layout.block_bytes(BLOCK_ROWS)) for number in range(channels)]
     loader: Any = SimpleNamespace(fileno=lambda: -1)
+    engines: Any = SimpleNamespace(attach=lambda *_: None)
     server: Any = ArrayServer(ends)
-    loop = Loop("worker0", server, scheduler, registry, loader, None, None)
+    loop = Loop("worker0", server, scheduler, registry, loader, None, None, engines=engines)
     loop.step()
     return loop, ends, layout
 
 
 def records(first_id: int, rows: list[int]) -> Any:
     """Return request records of one row each at ``rows`` of block 0."""
-    words = [request_words(first_id + n, 1, 0, 0, 0, BLOCK_ROWS, row, 1, NO_DEADLINE, 0) for n, row in enumerate(rows)]
-    return np.array(words, np.uint64)
+    return [request_words(first_id + n, 1, 0, 0, 0, BLOCK_ROWS, row, 1, NO_DEADLINE, 0) for n, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("width", [64, 4096], ids=["256B", "16KiB"])

@@ -1,8 +1,9 @@
 """Carrying out one dispatch: gather rows from the arenas, execute, scatter rows back.
 
-Three ways, cheapest first:
+Ways, cheapest first:
     in place    the requests' rows are one contiguous run that fills the compiled size (or the model runs one request
                 whole): the engine reads and writes the arena itself, nothing is copied
+    lent        a device copies runs of rows from and to the arenas itself (``gather``)
     by index    rows lie in shared blocks: one indexed copy per block and tensor, whatever the number of requests
     by request  tensors whose batch axis is not in front: one strided copy per request and tensor
 
@@ -15,45 +16,22 @@ Padding rows are zeros and never leave the worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
 from engines.base import Executable, Slot, Timing
-from engines.bundle.signature import LINE_BYTES, MAX_AXES, BlockLayout, Signature
+from engines.bundle.signature import Signature
 from engines.errors import EngineFailed, InvalidInput, ServingError
 from engines.tensor import NDArray
-from worker.channel.channel import Channel
+from worker.arrival import Arrival, Block
+from worker.gather import RowGroup, gather, lend, scatter
 from worker.models import LoadedModel
-from worker.scheduling.types import Dispatch, Request
+from worker.scheduling.types import Dispatch
 
-MAX_CACHED_BLOCKS = 1024
-"""Block views remembered per model; frontends reuse a few blocks over and over."""
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a request's tensors lie: the payload of a scheduler request.
-
-    The channel's mapping stays valid until the loop releases it: after the last dispatch that uses it.
-    """
-
-    channel: Channel
-    request_id: int
-    block_offset: int
-    block_rows: int
-    row_start: int
-    rows: int
-
-
-@dataclass(slots=True)
-class BlockViews:
-    """Arrays over one block: every tensor with all of the block's rows."""
-
-    inputs: list[NDArray]
-    outputs: list[NDArray]
-    shape_lines: list[NDArray | None]
+_place = attrgetter("place")
 
 
 @dataclass(slots=True)
@@ -63,51 +41,25 @@ class Batch:
     Attributes:
         order: requests in row order.
         in_place: whether outputs are already where they belong.
+        scattered_ns: what writing the outputs took, where that was done at once.
     """
 
     dispatch: Dispatch
     loaded: LoadedModel
     executable: Executable
     slot: Slot
-    order: list[Request]
+    order: list[Arrival]
     in_place: bool
     started_ns: int
     staged_ns: int = 0
+    scattered_ns: int = 0
     groups: list[RowGroup] = field(default_factory=list)
     failure: ServingError | None = None
     timing: Timing | None = None
 
 
-@dataclass(slots=True)
-class RowGroup:
-    """Consecutive batch rows that lie in one block, at ``rows`` (a slice when contiguous there)."""
-
-    views: BlockViews
-    at: int
-    count: int
-    rows: slice | NDArray
-
-
-def place_of(request: Request) -> Place:
-    """Return a request's place; the scheduler carries it unseen."""
-    place = request.payload
-    assert isinstance(place, Place)
-    return place
-
-
 class Dispatcher:
     """Turns dispatches into executed batches. Belongs to the loop; ``execute`` alone may run on another thread."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, int, int, int, int], BlockViews] = {}
-
-    def forget(self, channel: Channel) -> None:
-        """Drop views into a channel's arena, so that its mapping can go."""
-        self._blocks = {key: views for key, views in self._blocks.items() if key[0] != channel.id}
-
-    def forget_model(self, model_id: int) -> None:
-        """Drop views shaped for an unloaded model."""
-        self._blocks = {key: views for key, views in self._blocks.items() if key[1] != model_id}
 
     def begin(self, dispatch: Dispatch, loaded: LoadedModel, now_ns: int) -> Batch:
         """Bring the inputs together and stage them.
@@ -148,9 +100,7 @@ class Dispatcher:
         if batch.in_place:
             return
         if batch.groups:
-            for index, output in enumerate(batch.slot.outputs):
-                for group in batch.groups:
-                    group.views.outputs[index][group.rows] = output[group.at : group.at + group.count]
+            scatter(batch.slot, batch.groups)
             return
         at = 0
         for request in batch.order:
@@ -158,84 +108,36 @@ class Dispatcher:
             at += request.rows
 
     def _begin_rows(self, dispatch: Dispatch, loaded: LoadedModel, executable: Executable, now_ns: int) -> Batch:
-        order = dispatch.requests
+        order = cast("list[Arrival]", dispatch.requests)
         if len(order) > 1:
-            order = sorted(order, key=_row_order)
-        groups = self._groups(dispatch, loaded, order)
+            order = sorted(order, key=_place)
+        groups = _groups(order)
         first = groups[0]
         if len(groups) == 1 and isinstance(first.rows, slice) and dispatch.rows == dispatch.batch_size:
-            inputs = [view[first.rows] for view in first.views.inputs]
-            outputs = [view[first.rows] for view in first.views.outputs]
+            inputs = [view[first.rows] for view in first.block.inputs]
+            outputs = [view[first.rows] for view in first.block.outputs]
             if executable.binds:
                 return Batch(dispatch, loaded, executable, executable.bind(inputs, outputs), order, True, now_ns)
         slot = executable.slot()
-        for index, destination in enumerate(slot.inputs):
-            for group in groups:
-                source = group.views.inputs[index]
-                target = destination[group.at : group.at + group.count]
-                if isinstance(group.rows, slice):
-                    target[...] = source[group.rows]
-                else:
-                    np.take(source, group.rows, axis=0, out=target, mode="clip")
-            if dispatch.rows < len(destination):
-                destination[dispatch.rows :] = np.zeros((), destination.dtype)
+        if executable.direct_bytes:
+            groups = lend(executable, slot, groups)
+        gather(slot, groups, dispatch.rows)
         return Batch(dispatch, loaded, executable, slot, order, False, now_ns, groups=groups)
 
-    def _groups(self, dispatch: Dispatch, loaded: LoadedModel, order: Iterable[Request]) -> list[RowGroup]:
-        groups: list[RowGroup] = []
-        at = 0
-        current: tuple[int, int, int] | None = None
-        rows: list[int] = []
-        views: BlockViews | None = None
-        for request in order:
-            place = place_of(request)
-            key = (place.channel.id, place.block_offset, place.block_rows)
-            if key != current:
-                if views is not None:
-                    groups.append(_group(views, at, rows))
-                    at += len(rows)
-                    rows = []
-                current = key
-                views = self._views(loaded, dispatch.variant, place)
-            if place.rows == 1:
-                rows.append(place.row_start)
-            else:
-                rows.extend(range(place.row_start, place.row_start + place.rows))
-        assert views is not None, "a dispatch has at least one request"
-        groups.append(_group(views, at, rows))
-        return groups
-
-    def _views(self, loaded: LoadedModel, variant: int, place: Place) -> BlockViews:
-        key = (place.channel.id, loaded.entry.model_id, variant, place.block_offset, place.block_rows)
-        views = self._blocks.get(key)
-        if views is None:
-            if len(self._blocks) >= MAX_CACHED_BLOCKS:
-                self._blocks.clear()
-            views = self._blocks[key] = block_views(
-                place.channel.arena,
-                loaded.signature,
-                variant,
-                loaded.layouts[variant],
-                place.block_offset,
-                place.block_rows,
-            )
-        return views
-
     def _begin_requests(self, dispatch: Dispatch, loaded: LoadedModel, executable: Executable, now_ns: int) -> Batch:
-        order = dispatch.requests
+        order = cast("list[Arrival]", dispatch.requests)
         signature = loaded.signature
         if (len(order) == 1 and dispatch.rows == dispatch.batch_size) or dispatch.batch_size == 0:
-            place = place_of(order[0])
-            views = self._views(loaded, dispatch.variant, place)
-            if executable.binds and not any(line is not None for line in views.shape_lines):
-                slot = executable.bind(views.inputs, views.outputs)
+            block = order[0].block
+            if executable.binds and not any(line is not None for line in block.shape_lines):
+                slot = executable.bind(block.inputs, block.outputs)
                 return Batch(dispatch, loaded, executable, slot, order, True, now_ns)
         slot = executable.slot()
         for index, (spec, destination) in enumerate(zip(signature.inputs, slot.inputs, strict=True)):
             axis = spec.batch_axis
             at = 0
             for request in order:
-                source = self._views(loaded, dispatch.variant, place_of(request)).inputs[index]
+                source = request.block.inputs[index]
                 if axis is None:
                     destination[...] = source
                 else:
@@ -245,42 +147,18 @@ class Dispatcher:
                 destination[_along(axis, at, destination.shape[axis])] = np.zeros((), destination.dtype)
         return Batch(dispatch, loaded, executable, slot, order, False, now_ns)
 
-    def _scatter_request(self, batch: Batch, request: Request, at: int) -> None:
-        loaded = batch.loaded
-        views = self._views(loaded, batch.dispatch.variant, place_of(request))
+    @staticmethod
+    def _scatter_request(batch: Batch, request: Arrival, at: int) -> None:
+        loaded, block = batch.loaded, request.block
         for index, (spec, output) in enumerate(zip(loaded.signature.outputs, batch.slot.outputs, strict=True)):
             axis = spec.batch_axis
             mine = output if axis is None else output[_along(axis, at, at + request.rows)]
-            room = views.outputs[index]
-            line = views.shape_lines[index]
+            room = block.outputs[index]
+            line = block.shape_lines[index]
             if line is not None:
                 _write_dynamic(loaded.entry.name, spec.name, mine, room, line)
             else:
                 room[...] = mine
-
-
-def block_views(
-    arena: NDArray, signature: Signature, variant_index: int, layout: BlockLayout, block_offset: int, block_rows: int
-) -> BlockViews:
-    """Return arrays over a block of an arena (uint8, one axis); nothing is copied.
-
-    A data-dependent output's array has its largest size; its shape line is a (MAX_AXES,) uint64 array.
-    """
-    variant = signature.variants[variant_index]
-    offsets = layout.offsets(block_rows)
-    arrays: list[NDArray] = []
-    lines: list[NDArray | None] = []
-    specs = signature.inputs + signature.outputs
-    dynamic = (False,) * len(signature.inputs) + variant.dynamic_outputs
-    for spec, shape, offset, is_dynamic in zip(specs, variant.inputs + variant.outputs, offsets, dynamic, strict=True):
-        full = tuple(block_rows if axis == spec.batch_axis else size for axis, size in enumerate(shape))
-        dtype = spec.element.numpy
-        count = int(np.prod(full, dtype=np.int64))
-        start = block_offset + offset
-        arrays.append(arena[start : start + count * dtype.itemsize].view(dtype).reshape(full))
-        lines.append(arena[start - LINE_BYTES : start].view(np.uint64)[:MAX_AXES] if is_dynamic else None)
-    inputs = len(signature.inputs)
-    return BlockViews(arrays[:inputs], arrays[inputs:], lines[inputs:])
 
 
 def shape_text(signature: Signature, dispatch: Dispatch) -> str:
@@ -304,17 +182,32 @@ def _with_rows(shape: tuple[int, ...], batch_axis: int | None, rows: int) -> lis
     return [rows if axis == batch_axis else size for axis, size in enumerate(shape)]
 
 
-def _row_order(request: Request) -> tuple[int, int, int]:
-    place = place_of(request)
-    return (place.channel.id, place.block_offset, place.row_start)
+def _groups(order: list[Arrival]) -> list[RowGroup]:
+    """Return the rows of ``order``, sorted by place, as one group per block."""
+    groups: list[RowGroup] = []
+    at = 0
+    block = order[0].block
+    rows: list[int] = []
+    for request in order:
+        if request.block is not block:
+            groups.append(_group(block, at, rows))
+            at += len(rows)
+            rows = []
+            block = request.block
+        if request.rows == 1:
+            rows.append(request.row_start)
+        else:
+            rows.extend(range(request.row_start, request.row_start + request.rows))
+    groups.append(_group(block, at, rows))
+    return groups
 
 
-def _group(views: BlockViews, at: int, rows: list[int]) -> RowGroup:
+def _group(block: Block, at: int, rows: list[int]) -> RowGroup:
     first, count = rows[0], len(rows)
     # Sorted and without repeats, so the ends say whether the run is unbroken.
     if rows[-1] - first + 1 == count:
-        return RowGroup(views, at, count, slice(first, first + count))
-    return RowGroup(views, at, count, np.array(rows, dtype=np.intp))
+        return RowGroup(block, at, count, slice(first, first + count))
+    return RowGroup(block, at, count, np.array(rows, dtype=np.intp))
 
 
 def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:

@@ -1,35 +1,25 @@
 """From request records to scheduler requests: every number a frontend wrote is checked before it is used.
 
 Frontends run users' hooks, so their memory may be scribbled on; a record that does not hold is answered with an error
-and touches nothing. One object per live request; a channel's requests are remembered so that its death withdraws them.
+and touches nothing. What can be checked once is: frontends use the same few blocks over and over, so a block's place in
+the arena and its arrays are remembered, and a record costs one look-up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from engines.bundle.signature import LINE_BYTES
 from engines.errors import Kind
-from worker.channel.channel import Channel
-from worker.channel.records import FLAG_BACKGROUND, FLAG_CANCEL, FLAG_COMMITTED, MASK_32
-from worker.dispatch import Place
+from worker.arrival import Arrival, Attached, Block, block_views
+from worker.channel.records import FLAG_CANCEL, MASK_32
 from worker.models import LoadedModel
-from worker.scheduling.types import Request
 
-
-@dataclass(slots=True)
-class Attached:
-    """A channel and the requests it has in the worker, by the frontend's request id.
-
-    Attributes:
-        executing: dispatches under way that touch this channel's arena.
-    """
-
-    channel: Channel
-    live: dict[int, Request] = field(default_factory=dict)
-    executing: int = 0
-    gone: bool = False
+MAX_BLOCKS: Final = 1024
+"""Blocks remembered per channel."""
+_CANCEL: Final = FLAG_CANCEL << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,55 +37,59 @@ class Intake:
     def __init__(self, loaded: Callable[[int], LoadedModel | None]) -> None:
         self._loaded = loaded
         self._next_key = 1
+        self._next_block = 1
 
-    def read(self, attached: Attached) -> tuple[list[Request], list[int], list[Refusal]]:
+    def read(self, attached: Attached) -> tuple[list[Arrival], list[int], list[Refusal]]:
         """Take every published record: new requests, request ids to cancel, refusals to answer."""
-        requests: list[Request] = []
+        requests: list[Arrival] = []
         cancels: list[int] = []
         refusals: list[Refusal] = []
-        channel = attached.channel
-        for words in channel.take().tolist():
-            request_id = words[0]
-            if words[1] >> 48 & FLAG_CANCEL:
+        live = attached.live
+        blocks = attached.blocks
+        key = self._next_key
+        for request_id, head, block_offset, extent, rows, deadline_ns, arrival_ns, _ in attached.channel.take():
+            if head & _CANCEL:
                 cancels.append(request_id)
                 continue
-            outcome = self._request(attached, channel, words)
-            if isinstance(outcome, Request):
-                attached.live[request_id] = outcome
-                requests.append(outcome)
+            block_rows = extent & MASK_32
+            block = blocks.get((head, block_offset, block_rows))
+            if block is None:
+                found = self._block(attached, head, block_offset, block_rows)
+                if isinstance(found, Refusal):
+                    refusals.append(Refusal(request_id, found.kind, found.text))
+                    continue
+                block = found
+            row_start = extent >> 32
+            if row_start + rows > block_rows:
+                refusals.append(Refusal(request_id, Kind.INTERNAL, "record points outside its block"))
+            elif rows != block_rows and not block.loaded.shares_blocks:
+                refusals.append(Refusal(request_id, Kind.INTERNAL, "record shares a block that cannot be shared"))
+            elif request_id in live:
+                refusals.append(Refusal(request_id, Kind.INTERNAL, f"request id {request_id} is in use"))
             else:
-                refusals.append(Refusal(request_id, *outcome))
+                request = Arrival(key, attached, request_id, block, row_start, rows, head, deadline_ns, arrival_ns)
+                key += 1
+                live[request_id] = request
+                requests.append(request)
+        self._next_key = key
         return requests, cancels, refusals
 
-    def _request(self, attached: Attached, channel: Channel, words: list[int]) -> Request | tuple[Kind, str]:
-        request_id, head, block_offset, block, rows, deadline_ns, arrival_ns, _ = words
+    def _block(self, attached: Attached, head: int, block_offset: int, block_rows: int) -> Block | Refusal:
+        """Return the block that a record names, and remember it; or why there is none (for request id 0)."""
         loaded = self._loaded(head & MASK_32)
         if loaded is None:
-            return Kind.NOT_READY, "the model was unloaded"
+            return Refusal(0, Kind.NOT_READY, "the model was unloaded")
         variant = head >> 32 & 0xFFFF
-        flags = head >> 48
-        block_rows = block & MASK_32
-        row_start = block >> 32
         if variant >= len(loaded.layouts):
-            return Kind.INTERNAL, f"record names variant {variant} of {len(loaded.layouts)}"
-        end = block_offset + loaded.layouts[variant].block_bytes(block_rows)
-        if block_offset % LINE_BYTES or end > len(channel.arena) or row_start + rows > block_rows:
-            return Kind.INTERNAL, "record points outside its arena"
-        if not loaded.shares_blocks and (row_start or rows != block_rows):
-            return Kind.INTERNAL, "record shares a block that cannot be shared"
-        if request_id in attached.live:
-            return Kind.INTERNAL, f"request id {request_id} is in use"
-        key = self._next_key
-        self._next_key += 1
-        place = Place(channel, request_id, block_offset, block_rows, row_start, rows)
-        return Request(
-            key,
-            loaded.entry.model_id,
-            variant,
-            rows,
-            arrival_ns,
-            deadline_ns,
-            bool(flags & FLAG_BACKGROUND),
-            bool(flags & FLAG_COMMITTED),
-            place,
-        )
+            return Refusal(0, Kind.INTERNAL, f"record names variant {variant} of {len(loaded.layouts)}")
+        arena = attached.channel.arena
+        layout = loaded.layouts[variant]
+        if block_offset % LINE_BYTES or block_offset + layout.block_bytes(block_rows) > len(arena):
+            return Refusal(0, Kind.INTERNAL, "record points outside its arena")
+        if len(attached.blocks) >= MAX_BLOCKS:
+            attached.blocks.clear()
+        views = block_views(arena, loaded.signature, variant, layout, block_offset, block_rows)
+        block = Block(loaded, self._next_block << 32, block_rows, *views)
+        self._next_block += 1
+        attached.blocks[head, block_offset, block_rows] = block
+        return block

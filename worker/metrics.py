@@ -28,8 +28,8 @@ class Durations:
     count: int = 0
     ns: int = 0
 
-    def add(self, ns: int, count: int = 1) -> None:
-        self.count += count
+    def add(self, ns: int) -> None:
+        self.count += 1
         self.ns += ns
 
     def value(self) -> dict[str, int]:
@@ -51,24 +51,30 @@ class ModelCounters:
     """Cumulative counters of one model version, over the worker's life.
 
     Attributes:
+        requests: answered with outputs; the four times are sums over them.
         reasons: executions, also failed ones, by ``Reason``.
     """
 
     name: str
     version: str
-    success: Durations = field(default_factory=Durations)
     fail: Durations = field(default_factory=Durations)
-    queue: Durations = field(default_factory=Durations)
-    copy_in: Durations = field(default_factory=Durations)
-    compute: Durations = field(default_factory=Durations)
-    copy_out: Durations = field(default_factory=Durations)
+    requests: int = 0
+    queue_ns: int = 0
+    copy_in_ns: int = 0
+    compute_ns: int = 0
+    copy_out_ns: int = 0
     failed_executions: int = 0
     last_inference_ms: int = 0
     batches: dict[int, BatchDurations] = field(default_factory=dict)
     reasons: list[int] = field(default_factory=lambda: [0] * len(Reason))
 
-    def executed(self, batch_size: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
-        """Count one successful execution."""
+    def served(
+        self, batch_size: int, requests: int, queue_ns: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int
+    ) -> None:
+        """Count one successful execution and the requests it answered.
+
+        Each request is charged the whole execution, as KServe statistics do; ``queue_ns`` is the sum over them.
+        """
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchDurations()
@@ -76,22 +82,18 @@ class ModelCounters:
         batch.copy_in_ns += copy_in_ns
         batch.compute_ns += compute_ns
         batch.copy_out_ns += copy_out_ns
+        self.requests += requests
+        self.queue_ns += queue_ns
+        self.copy_in_ns += copy_in_ns * requests
+        self.compute_ns += compute_ns * requests
+        self.copy_out_ns += copy_out_ns * requests
         self.last_inference_ms = time.time_ns() // 1_000_000
-
-    def answered(self, requests: int, queue_ns: int, copy_in_ns: int, compute_ns: int, copy_out_ns: int) -> None:
-        """Count requests of one execution; each is charged the whole execution, as KServe statistics do.
-
-        ``queue_ns`` is the sum over the requests.
-        """
-        self.queue.add(queue_ns, requests)
-        self.copy_in.add(copy_in_ns * requests, requests)
-        self.compute.add(compute_ns * requests, requests)
-        self.copy_out.add(copy_out_ns * requests, requests)
-        self.success.add(queue_ns + (copy_in_ns + compute_ns + copy_out_ns) * requests, requests)
 
     def statistics(self, snapshot: ModelSnapshot) -> dict[str, Any]:
         """Return the KServe statistics object (protocols.md 1.9); counts that both keep are the scheduler's."""
         none = {"count": 0, "ns": 0}
+        answered = self.requests
+        success_ns = self.queue_ns + self.copy_in_ns + self.compute_ns + self.copy_out_ns
         return {
             "name": self.name,
             "version": self.version,
@@ -99,12 +101,12 @@ class ModelCounters:
             "inference_count": snapshot.rows,
             "execution_count": snapshot.dispatches,
             "inference_stats": {
-                "success": self.success.value(),
+                "success": {"count": answered, "ns": success_ns},
                 "fail": self.fail.value(),
-                "queue": self.queue.value(),
-                "compute_input": self.copy_in.value(),
-                "compute_infer": self.compute.value(),
-                "compute_output": self.copy_out.value(),
+                "queue": {"count": answered, "ns": self.queue_ns},
+                "compute_input": {"count": answered, "ns": self.copy_in_ns},
+                "compute_infer": {"count": answered, "ns": self.compute_ns},
+                "compute_output": {"count": answered, "ns": self.copy_out_ns},
                 "cache_hit": none,
                 "cache_miss": none,
             },

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ class EchoWorker:
         return events
 
     def serve(self, channel: Channel) -> None:
-        for words in channel.take().tolist():
+        for words in channel.take():
             if words[1] >> 48 & FLAG_CANCEL:
                 self.cancels += 1
             elif self.fail_with is not None:
@@ -80,7 +81,7 @@ class EchoWorker:
                 self.run(channel, words)
         channel.flush()
 
-    def run(self, channel: Channel, words: list[int]) -> None:
+    def run(self, channel: Channel, words: Sequence[int]) -> None:
         block, block_rows, row_start, rows = words[2], words[3] & MASK_32, words[3] >> 32, words[4]
         arrays = [
             np.ndarray((block_rows, WIDTH), np.float32, channel.arena, block + offset)

@@ -54,6 +54,11 @@ def test_taken_records_are_a_copy() -> None:
     for number in range(2, 2 + CAPACITY):
         producer.push(record(number))
     assert taken.tolist() == [list(record(1))]
+    taken_records = consumer.take_records()
+    assert len(taken_records) == CAPACITY
+    for number in range(CAPACITY):
+        producer.push(record(100 + number))
+    assert taken_records == [record(number) for number in range(2, 2 + CAPACITY)]
 
 
 def test_a_full_ring_refuses_and_changes_nothing() -> None:
@@ -75,6 +80,8 @@ def test_a_tail_no_producer_can_store_is_caught(tail: int) -> None:
     memory.tail[0] = tail
     with pytest.raises(RingCorrupt, match=f"ring tail is {tail}, but 5 records were taken and 8 fit"):
         consumer.take()
+    with pytest.raises(RingCorrupt, match=f"ring tail is {tail}, but 5 records were taken and 8 fit"):
+        consumer.take_records()
 
 
 @pytest.mark.parametrize("head", [0, 14, 2**64 - 1])
@@ -132,6 +139,12 @@ class RingMachine(RuleBasedStateMachine):
         taken = self.consumer.take()
         assert taken.dtype == np.uint64
         assert taken.tolist() == [list(record(number)) for number in self.model]
+        self.popped += len(self.model)
+        self.model.clear()
+
+    @rule()
+    def take_records(self) -> None:
+        assert self.consumer.take_records() == [record(number) for number in self.model]
         self.popped += len(self.model)
         self.model.clear()
 

@@ -50,8 +50,8 @@ def consume(ring: RingMemory) -> None:
     consumer = Consumer(ring)
     expected = 0
     while expected < RECORDS:
-        for words in consumer.take().tolist():
-            assert words == list(record(expected)), f"record {expected} came as {words}"
+        for words in [*consumer.take().tolist(), *consumer.take_records()]:
+            assert tuple(words) == record(expected), f"record {expected} came as {words}"
             expected += 1
 
 

@@ -78,7 +78,7 @@ class CopyWorker(EchoWorker):
         }
         self.taken: list[int] = []
 
-    def run(self, channel: Channel, words: list[int]) -> None:
+    def run(self, channel: Channel, words: Sequence[int]) -> None:
         block, block_rows, row_start, rows = words[2], words[3] & MASK_32, words[3] >> 32, words[4]
         layout = self.layouts[words[1] & MASK_32]
         self.taken.append(words[0])

@@ -34,6 +34,15 @@ def draw_spec(rng: random.Random, model_id: int) -> ModelSpec:
     )  # fmt: skip
 
 
+def draw_request(rng: random.Random, key: int, model_id: int, now_ns: int) -> Request:
+    return Request(
+        key=key, model_id=model_id, variant=rng.choice([0, 0, 0, 0, 1, -1]), rows=rng.choice([1, 1, 1, 2, 5, 40]),
+        arrival_ns=now_ns - rng.choice([0, 0, MS]),
+        deadline_ns=now_ns + rng.choice([0, MS, 3 * MS, 20 * MS, SECOND, NO_DEADLINE - now_ns]),
+        committed=rng.random() < 0.02,
+    )  # fmt: skip
+
+
 def play(discipline: Discipline, sizing: Sizing, seed: int, steps: int) -> int:
     """Make the same random calls on both and compare every answer; return how many dispatches there were."""
     rng = random.Random(seed)
@@ -48,14 +57,17 @@ def play(discipline: Discipline, sizing: Sizing, seed: int, steps: int) -> int:
         now_ns += rng.choice([0, 0, MS // 10, MS])
         action = rng.random()
         if action < 0.6:
-            key += 1
-            request = Request(
-                key=key, model_id=rng.randint(1, 6), variant=rng.choice([0, 0, 0, 0, 1, -1]),
-                rows=rng.choice([1, 1, 1, 2, 5, 40]), arrival_ns=now_ns - rng.choice([0, 0, MS]),
-                deadline_ns=now_ns + rng.choice([0, MS, 3 * MS, 20 * MS, SECOND, NO_DEADLINE - now_ns]),
-                committed=rng.random() < 0.02,
-            )  # fmt: skip
-            assert (real.offer(request, now_ns) is None) == reference.offer(request, now_ns)
+            # One drained ring: mostly of one model, which the scheduler queues together if all fit in.
+            model_id = rng.randint(1, 6)
+            drained = []
+            for _ in range(rng.choice([1, 1, 1, 2, 4])):
+                key += 1
+                drained.append(draw_request(rng, key, model_id if rng.random() < 0.9 else rng.randint(1, 6), now_ns))
+            if rng.random() < 0.5:
+                refused = {shed.request.key for shed in real.offer_many(drained, now_ns)}
+            else:
+                refused = {one.key for one in drained if real.offer(one, now_ns) is not None}
+            assert refused == {one.key for one in drained if not reference.offer(one, now_ns)}
         elif action < 0.7:
             chosen = rng.randint(max(1, key - 60), max(1, key))
             assert (real.cancel(chosen, now_ns) is not None) == reference.cancel(chosen)

@@ -14,10 +14,11 @@ from engines.base import Timing
 from engines.bundle.signature import BlockLayout, Signature, Variant
 from engines.errors import EngineFailed, InvalidInput
 from engines.tensor import TensorSpec
-from worker.dispatch import Dispatcher, Place, block_views
+from worker.arrival import Arrival, Attached, Block, block_views
+from worker.dispatch import Dispatcher
 from worker.metrics import ModelCounters
 from worker.models import LoadedModel
-from worker.scheduling.types import Dispatch, ModelSpec, Request
+from worker.scheduling.types import NO_DEADLINE, Dispatch, ModelSpec
 
 ARENA_BYTES = 1 << 20
 
@@ -33,6 +34,7 @@ class Doubling:
     def __init__(self, signature: Signature, variant: int, batch_size: int, binds: bool) -> None:
         self.batch_size = batch_size
         self.binds = binds
+        self.direct_bytes = 0
         self.bound = 0
         self.seen: list[Any] = []
         shapes = signature.variants[variant]
@@ -95,23 +97,30 @@ def loaded_of(signature: Signature, binds: bool = True) -> LoadedModel:
     )
 
 
-def channel(number: int) -> Any:
-    return SimpleNamespace(id=number, arena=np.zeros(ARENA_BYTES, np.uint8))
+def attached(number: int) -> Attached:
+    channel: Any = SimpleNamespace(id=number, arena=np.zeros(ARENA_BYTES, np.uint8))
+    return Attached(channel)
 
 
-def run(dispatcher: Dispatcher, loaded: LoadedModel, requests: list[Request], batch_size: int) -> Any:
+def arrive(loaded: LoadedModel, home: Attached, number: int, offset: int, block_rows: int, at: int, rows: int) -> Any:
+    """Return a request for ``rows`` rows at ``at`` of a block; blocks are remembered as intake does."""
+    block = home.blocks.get((0, offset, block_rows))
+    if block is None:
+        views = block_views(home.channel.arena, loaded.signature, 0, loaded.layouts[0], offset, block_rows)
+        # Any number does that no other block has.
+        block = Block(loaded, (home.channel.id << 16 | offset // 64) << 32, block_rows, *views)
+        home.blocks[0, offset, block_rows] = block
+    return Arrival(number, home, number, block, at, rows, 1, NO_DEADLINE, 0)
+
+
+def run(dispatcher: Dispatcher, loaded: LoadedModel, requests: list[Arrival], batch_size: int) -> Any:
     rows = sum(request.rows for request in requests)
-    dispatch = Dispatch(1, 1, 0, batch_size, rows, requests)
+    dispatch = Dispatch(1, 1, 0, batch_size, rows, list(requests))
     batch = dispatcher.begin(dispatch, loaded, 0)
     dispatcher.execute(batch)
     assert batch.failure is None, batch.failure
     dispatcher.complete(batch)
     return batch
-
-
-def views(loaded: LoadedModel, place: Place) -> Any:
-    layout = loaded.layouts[0]
-    return block_views(place.channel.arena, loaded.signature, 0, layout, place.block_offset, place.block_rows)
 
 
 @given(
@@ -124,17 +133,17 @@ def test_every_packing_of_shared_blocks_returns_each_request_its_rows(packing: l
     layout = loaded.layouts[0]
     block_rows = 100
     block_bytes = layout.block_bytes(block_rows)
-    channels = [channel(number) for number in range(3)]
+    homes = [attached(number) for number in range(3)]
     next_row: dict[tuple[int, int], int] = {}
     requests, expected = [], []
     for number, (channel_index, block_index, rows) in enumerate(packing):
         start = next_row.get((channel_index, block_index), 0)
         next_row[channel_index, block_index] = start + rows + number % 2
-        place = Place(channels[channel_index], number, block_index * block_bytes, block_rows, start, rows)
-        requests.append(Request(number, 1, 0, rows, 0, payload=place))
+        home, offset = homes[channel_index], block_index * block_bytes
+        requests.append(arrive(loaded, home, number, offset, block_rows, start, rows))
         values = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 1000 * (number + 1)
         expected.append(values)
-        shared = views(loaded, place)
+        shared = requests[-1].block
         shared.inputs[0][start : start + rows] = values
         shared.inputs[1][start : start + rows] = -values
         shared.outputs[0][start : start + rows] = -1
@@ -143,9 +152,8 @@ def test_every_packing_of_shared_blocks_returns_each_request_its_rows(packing: l
     batch_size = next(size for size in (1, 8, 32, 128) if size >= total)
     batch = run(Dispatcher(), loaded, requests, batch_size)
     for request in requests:
-        place = request.payload
-        shared = views(loaded, place)
-        rows = slice(place.row_start, place.row_start + place.rows)
+        shared = request.block
+        rows = slice(request.row_start, request.row_start + request.rows)
         np.testing.assert_array_equal(shared.outputs[0][rows], expected[request.key] * 2)
         np.testing.assert_array_equal(shared.outputs[1][rows], -expected[request.key] * 2)
     if not batch.in_place:
@@ -155,61 +163,60 @@ def test_every_packing_of_shared_blocks_returns_each_request_its_rows(packing: l
 
 def test_rule_14_a_lone_request_that_fills_the_size_runs_in_place() -> None:
     loaded = loaded_of(signature_of(0, (4,)))
-    place = Place(channel(1), 1, 0, 10, 2, 4)
-    views(loaded, place).inputs[0][2:6] = 3
-    batch = run(Dispatcher(), loaded, [Request(1, 1, 0, 4, 0, payload=place)], 4)
+    lone = arrive(loaded, attached(1), 1, 0, 10, 2, 4)
+    lone.block.inputs[0][2:6] = 3
+    batch = run(Dispatcher(), loaded, [lone], 4)
     assert batch.in_place
     assert batch.executable.bound == 1
-    np.testing.assert_array_equal(views(loaded, place).outputs[0][2:6], np.full((4, 3), 6, np.float32))
-    np.testing.assert_array_equal(views(loaded, place).outputs[0][:2], np.zeros((2, 3), np.float32))
+    np.testing.assert_array_equal(lone.block.outputs[0][2:6], np.full((4, 3), 6, np.float32))
+    np.testing.assert_array_equal(lone.block.outputs[0][:2], np.zeros((2, 3), np.float32))
 
 
 def test_neighbouring_requests_that_fill_the_size_run_in_place() -> None:
     loaded = loaded_of(signature_of(0, (4,)))
-    home = channel(1)
-    requests = [Request(n, 1, 0, 2, 0, payload=Place(home, n, 0, 10, 2 * n, 2)) for n in (1, 0)]
+    home = attached(1)
+    requests = [arrive(loaded, home, n, 0, 10, 2 * n, 2) for n in (1, 0)]
     assert run(Dispatcher(), loaded, requests, 4).in_place
 
 
 def test_an_engine_that_cannot_bind_is_given_staging() -> None:
     loaded = loaded_of(signature_of(0, (4,)), binds=False)
-    place = Place(channel(1), 1, 0, 4, 0, 4)
-    views(loaded, place).inputs[0][...] = 5
-    batch = run(Dispatcher(), loaded, [Request(1, 1, 0, 4, 0, payload=place)], 4)
+    lone = arrive(loaded, attached(1), 1, 0, 4, 0, 4)
+    lone.block.inputs[0][...] = 5
+    batch = run(Dispatcher(), loaded, [lone], 4)
     assert not batch.in_place
-    np.testing.assert_array_equal(views(loaded, place).outputs[0], np.full((4, 3), 10, np.float32))
+    np.testing.assert_array_equal(lone.block.outputs[0], np.full((4, 3), 10, np.float32))
 
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_batch_axis_that_is_not_in_front(sizes: list[int]) -> None:
     loaded = loaded_of(signature_of(1, (1, 8, 16)))
-    home = channel(1)
+    home = attached(1)
     requests, at = [], 0
     for number, rows in enumerate(sizes):
-        place = Place(home, number, at, rows, 0, rows)
+        requests.append(arrive(loaded, home, number, at, rows, 0, rows))
         at += loaded.layouts[0].block_bytes(rows)
-        views(loaded, place).inputs[0][...] = np.arange(3 * rows).reshape(3, rows) + 100 * number
-        requests.append(Request(number, 1, 0, rows, 0, payload=place))
+        requests[-1].block.inputs[0][...] = np.arange(3 * rows).reshape(3, rows) + 100 * number
     batch_size = next(size for size in (1, 8, 16) if size >= sum(sizes))
     run(Dispatcher(), loaded, requests, batch_size)
     for request in requests:
-        shared = views(loaded, request.payload)
+        shared = request.block
         np.testing.assert_array_equal(shared.outputs[0], shared.inputs[0] * 2)
 
 
 def test_a_model_without_batch_axis_runs_whole_and_in_place() -> None:
     loaded = loaded_of(signature_of(None, (0,)))
-    place = Place(channel(1), 1, 64, 1, 0, 1)
-    views(loaded, place).inputs[0][...] = 2
-    batch = run(Dispatcher(), loaded, [Request(1, 1, 0, 1, 0, payload=place)], 0)
+    lone = arrive(loaded, attached(1), 1, 64, 1, 0, 1)
+    lone.block.inputs[0][...] = 2
+    batch = run(Dispatcher(), loaded, [lone], 0)
     assert batch.in_place
-    np.testing.assert_array_equal(views(loaded, place).outputs[0], np.full((4, 3), 4, np.float32))
+    np.testing.assert_array_equal(lone.block.outputs[0], np.full((4, 3), 4, np.float32))
 
 
 @pytest.mark.parametrize("batch_size", [-1, 8])
 def test_rule_11_a_request_that_no_size_holds_fails_with_the_shapes(batch_size: int) -> None:
     loaded = loaded_of(signature_of(0, (1, 8)))
-    request = Request(1, 1, 0, 9, 0, payload=Place(channel(1), 1, 0, 9, 0, 9))
+    request = arrive(loaded, attached(1), 1, 0, 9, 0, 9)
     dispatch = Dispatch(1, 1, 0, batch_size, 9, [request])
     with pytest.raises(InvalidInput, match=r"no compiled program for input shape \[9, 3\].*compiled: \[1, 3\]"):
         Dispatcher().begin(dispatch, loaded, 0)
@@ -226,16 +233,16 @@ def dynamic_model(limit: int) -> LoadedModel:
 @pytest.mark.parametrize(("found", "fits"), [(0, True), (2, True), (5, True), (6, False)])
 def test_a_data_dependent_output_tells_its_shape_or_its_limit(found: int, fits: bool) -> None:
     loaded = dynamic_model(5)
-    place = Place(channel(1), 1, 0, 2, 0, 2)
+    lone = arrive(loaded, attached(1), 1, 0, 2, 0, 2)
     dispatcher = Dispatcher()
-    batch = dispatcher.begin(Dispatch(1, 1, 0, 4, 2, [Request(1, 1, 0, 2, 0, payload=place)]), loaded, 0)
+    batch = dispatcher.begin(Dispatch(1, 1, 0, 4, 2, [lone]), loaded, 0)
     batch.slot.outputs[0] = np.arange(4 * found, dtype=np.float32).reshape(4, found)
     if not fits:
         with pytest.raises(EngineFailed, match=r"output 'K': shape \[2, 6\] exceeds the declared maximum \[2, 5\]"):
             dispatcher.complete(batch)
         return
     dispatcher.complete(batch)
-    shared = views(loaded, place)
+    shared = lone.block
     assert shared.shape_lines[0] is not None
     assert shared.shape_lines[0][:2].tolist() == [2, found]
     flat = shared.outputs[0].reshape(-1)[: 2 * found]

@@ -17,7 +17,7 @@ from worker.channel.records import FLAG_CANCEL, RECORD_WORDS, reply_words
 from worker.channel.ring import Consumer, Producer, Record, RingCorrupt, RingFull
 from worker.channel.segment import Segment
 
-_CANCEL_BIT: Final = np.uint64(FLAG_CANCEL << 48)
+_CANCEL: Final = FLAG_CANCEL << 48
 
 
 class Channel:
@@ -67,24 +67,25 @@ class Channel:
         self._buffered = array("Q")
         self._next_text_slot = 0
 
-    def take(self) -> NDArray:
-        """Return every unread request and cancel record as an (n, 8) uint64 copy; n is 0 once the channel is closed.
+    def take(self) -> list[Record]:
+        """Return every unread request and cancel record, as a private copy; nothing once the channel is closed.
 
         A ring that no correct frontend can have written closes the channel instead of raising.
         """
         if self.closed:
-            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+            return []
         try:
-            records = self._requests.take()
+            records = self._requests.take_records()
         except RingCorrupt as error:
             self._on_corrupt(self, str(error))
-            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+            return []
         self._read_up_to[self.id] = self._requests.taken
-        cancels = int(np.count_nonzero(records[:, 1] & _CANCEL_BIT))
-        self.in_flight += len(records) - cancels
+        for record in records:
+            if not record[1] & _CANCEL:
+                self.in_flight += 1
         if self.in_flight > self._records:
             self._on_corrupt(self, f"{self.in_flight} requests in flight, {self._records} were agreed")
-            return np.empty((0, RECORD_WORDS), dtype=np.uint64)
+            return []
         return records
 
     def reply(self, words: Record) -> None:
@@ -93,11 +94,11 @@ class Channel:
         if not self.closed:
             self._buffered.extend(words)
 
-    def reply_many(self, records: NDArray) -> None:
-        """Buffer (n, 8) uint64 reply records; ``flush`` sends them. Dropped if the channel is closed."""
-        self.in_flight -= len(records)
+    def reply_many(self, words: list[int]) -> None:
+        """Buffer reply records, given as their words one after another; ``flush`` sends them."""
+        self.in_flight -= len(words) // RECORD_WORDS
         if not self.closed:
-            self._buffered.frombytes(np.ascontiguousarray(records, dtype=np.uint64).tobytes())
+            self._buffered.extend(words)
 
     def fail(self, request_id: int, kind: Kind, text: str, **timings: int) -> None:
         """Buffer a failure with its text; ``timings`` are further fields of ``reply_words``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from engines.errors import InvalidInput, Kind
@@ -29,6 +30,24 @@ def refusal(request: Request, model: ModelState | None, max_queue_depth: int, no
         text = f"queue of model {spec.name!r} is full: {depth} requests wait, max_queue_depth is {max_queue_depth}"
         return Shed(request, Kind.QUEUE_FULL, "queue_full", text)
     return None
+
+
+def all_fit(requests: Sequence[Request], model: ModelState, max_queue_depth: int, now_ns: int) -> bool:
+    """Return whether ``refusal`` would be None for each of ``requests``, all of ``model`` and none committed."""
+    spec = model.spec
+    model_id, variants = spec.model_id, spec.variants
+    if model.queue.depth + len(requests) > max_queue_depth:
+        return False
+    for request in requests:
+        if (
+            request.model_id != model_id
+            or request.committed
+            or request.rows < 1
+            or not -1 <= request.variant < variants
+            or request.deadline_ns <= now_ns
+        ):
+            return False
+    return True
 
 
 def expired(request: Request, model: ModelState) -> Shed:

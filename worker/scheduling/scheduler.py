@@ -21,7 +21,7 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from engines.errors import AlreadyExists, Kind, NotFound
 from worker.scheduling import admission
@@ -62,6 +62,7 @@ class Scheduler:
         self._committed: deque[Request] = deque()
         self._sheds: list[Shed] = []
         self._expiries = LazyOrder(self._expiry_key)
+        self._no_expiry_before_ns = NO_DEADLINE
         self._turns = None if settings.discipline is Discipline.FAIR else LazyOrder(self._turn_key)
         self._key = edf_key if settings.discipline is Discipline.EDF else fifo_key
         self._seq = 0
@@ -114,31 +115,28 @@ class Scheduler:
         assert model is not None
         assert request.key not in self._requests, f"request key {request.key} is in use"
         queue = model.queue
-        soonest_ns = queue.soonest_ns()
+        was_not_before_ns = queue.not_before_ns
         request.gone = False
         queue.push(request)
         self._requests[request.key] = request
         if request.committed:
             self._committed.append(request)
-        model.grew(committed=request.committed)
-        first = queue.depth == 1
-        if first:
-            self._busy[request.model_id] = model
-        if request.deadline_ns < soonest_ns:
-            self._expiries.update((request.deadline_ns, 0, "", request.model_id))
-            self._note_turn(model)
-        elif first or request.committed:
-            self._note_turn(model)
+        self._grew(model, was_not_before_ns, committed=request.committed)
         return None
 
-    def offer_many(self, requests: Iterable[Request], now_ns: int) -> list[Shed]:
-        """Queue requests in the order given; return the outcomes of those that were not accepted."""
-        sheds: list[Shed] = []
-        for request in requests:
-            shed = self.offer(request, now_ns)
-            if shed is not None:
-                sheds.append(shed)
-        return sheds
+    def offer_many(self, requests: Sequence[Request], now_ns: int) -> list[Shed]:
+        """Queue requests in the order given; return the outcomes of those that were not accepted.
+
+        Ordinary requests of one model that all fit in, which is what a busy frontend sends, are queued together.
+        """
+        model = self._models.get(requests[0].model_id) if requests else None
+        if model is None or not admission.all_fit(requests, model, self._options.max_queue_depth, now_ns):
+            return [shed for request in requests if (shed := self.offer(request, now_ns)) is not None]
+        was_not_before_ns = model.queue.not_before_ns
+        model.queue.extend(requests)
+        self._requests.update([(request.key, request) for request in requests])
+        self._grew(model, was_not_before_ns, committed=False)
+        return []
 
     def cancel(self, key: int, now_ns: int) -> Shed | None:
         """Withdraw a waiting request; None if it does not wait: dispatched, answered or never accepted."""
@@ -153,6 +151,8 @@ class Scheduler:
     def expire(self, now_ns: int) -> list[Shed]:
         """Drop and return every waiting request whose deadline is at or before ``now_ns``, device busy or not."""
         sheds: list[Shed] = []
+        if now_ns < self._no_expiry_before_ns:
+            return sheds
         while self.next_expiry_ns() <= now_ns:
             key = self._expiries.first()
             assert key is not None
@@ -167,7 +167,13 @@ class Scheduler:
     def next_expiry_ns(self) -> int:
         """Return when ``expire`` will have something to drop; ``NO_DEADLINE`` if never."""
         key = self._expiries.first()
-        return NO_DEADLINE if key is None else key[0]
+        self._no_expiry_before_ns = NO_DEADLINE if key is None else key[0]
+        return self._no_expiry_before_ns
+
+    @property
+    def no_expiry_before_ns(self) -> int:
+        """A time before which ``expire`` has nothing to drop, at no cost; ``expire`` at that time makes it exact."""
+        return self._no_expiry_before_ns
 
     # Decisions
 
@@ -177,7 +183,7 @@ class Scheduler:
         WaitUntil comes only while an earlier dispatch was not recorded yet and all queued work may wait for more rows
         (rule 16): a free device never waits for company.
         """
-        if self._expiries.held():
+        if now_ns >= self._no_expiry_before_ns:
             self._sheds.extend(self.expire(now_ns))
         while self._busy:
             model = self._choose(now_ns)
@@ -190,11 +196,12 @@ class Scheduler:
                     self._drop_hopeless(model, late, model.cost_ns(plan), now_ns)
                     continue
             requests = model.queue.take(plan.taken)
-            observe = model.waits.observe
+            waiting = self._requests
             for request in requests:
-                del self._requests[request.key]
-                observe(max(now_ns - request.arrival_ns, 0))
-            self._trim_committed()
+                del waiting[request.key]
+            model.waits.observe([now_ns - request.arrival_ns for request in requests])
+            if self._committed:
+                self._trim_committed()
             self._queue_shrank(model)
             self._seq += 1
             self._running_seq = self._seq
@@ -250,6 +257,21 @@ class Scheduler:
         if model is None:
             raise NotFound(f"model {model_id} is not loaded")
         return model
+
+    def _grew(self, model: ModelState, was_not_before_ns: int, *, committed: bool) -> None:
+        """Take note that a model's queue got more requests, and of what its bound was before."""
+        queue = model.queue
+        model_id = model.spec.model_id
+        model.grew(committed=committed)
+        soonest_ns = queue.not_before_ns
+        if soonest_ns < was_not_before_ns:
+            self._expiries.update((soonest_ns, 0, "", model_id))
+            self._no_expiry_before_ns = min(self._no_expiry_before_ns, soonest_ns)
+        elif model_id in self._busy and not committed:
+            return
+        self._busy[model_id] = model
+        if self._turns is not None:
+            self._note_turn(model)
 
     def _choose(self, now_ns: int) -> ModelState | WaitUntil:
         """Return the model to run; something is queued."""

@@ -78,7 +78,7 @@ class ModelSpec:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One queued request. The scheduler never looks into ``payload``; ``gone`` is the scheduler's own.
+    """One queued request; callers may add to it by a subclass. ``gone`` is the scheduler's own.
 
     Attributes:
         key: unique among requests the scheduler holds.
@@ -93,7 +93,6 @@ class Request:
     deadline_ns: int = NO_DEADLINE
     background: bool = False
     committed: bool = False
-    payload: object = None
     gone: bool = False
 
 
@@ -110,9 +109,9 @@ class Shed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchPlan:
-    """How much of a queue to run now.
+    """How much of a queue to run now. Not to be changed; frozen, it would cost 1 us more to make, in each decision.
 
     Attributes:
         batch_size: as in ``Dispatch``.
