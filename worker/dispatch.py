@@ -22,7 +22,7 @@ from typing import cast
 
 import numpy as np
 
-from engines.base import Executable, Slot, Timing
+from engines.base import Executable, Rows, Slot, Timing
 from engines.bundle.signature import Signature
 from engines.errors import EngineFailed, InvalidInput, ServingError
 from engines.tensor import NDArray
@@ -133,18 +133,24 @@ class Dispatcher:
                 slot = executable.bind(block.inputs, block.outputs)
                 return Batch(dispatch, loaded, executable, slot, order, True, now_ns)
         slot = executable.slot()
+        lent: list[Rows] = []
         for index, (spec, destination) in enumerate(zip(signature.inputs, slot.inputs, strict=True)):
             axis = spec.batch_axis
             at = 0
             for request in order:
                 source = request.block.inputs[index]
-                if axis is None:
+                if not axis and source.ndim and 0 < executable.direct_bytes <= source.nbytes:
+                    lent.append(Rows(index, at, source))
+                elif axis is None:
                     destination[...] = source
                 else:
                     destination[_along(axis, at, at + request.rows)] = source
+                if axis is not None:
                     at += request.rows
             if axis is not None and at < destination.shape[axis]:
                 destination[_along(axis, at, destination.shape[axis])] = np.zeros((), destination.dtype)
+        if lent:
+            executable.rows(slot, lent, [])
         return Batch(dispatch, loaded, executable, slot, order, False, now_ns)
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from engines.probe import resolve
 from engines.tensor import NDArray
 from manifests import manifest
 from tensorrt_fake.engines import FakeTensorRT
+from worker.dispatch import Dispatcher
 from worker.gather import RowGroup, gather, lend, scatter
+from worker.scheduling.types import Dispatch
 
 ROW = 16
 BATCH = 8
@@ -161,3 +164,33 @@ def test_next_batch_is_on_the_device_while_one_runs_straight_from_the_arenas(tmp
             for row in rows:
                 np.testing.assert_allclose(block.outputs[0][row], block.inputs[0][row] * 2 + 1, rtol=1e-6)
     bench.close()
+
+
+def test_a_request_with_a_tensor_of_no_rows_lends_its_rows_too(tmp_path: Path) -> None:
+    """Such a model runs one request at a time, in a block of its own; the rest of the compiled size is padding."""
+    engine = FakeTensorRT("11.4")
+    wanted = manifest(["INPUT f32 n 4", "NEGATE bool"], ["OUTPUT f32 n 4"], (8,))
+    model = engine.open(wanted, onnx_models.flag(tmp_path / "m"))
+    signature = resolve(model, wanted)
+    model.prepare(signature)
+    executable = model.executable(0, 8)
+    executable.direct_bytes = 5 * 16  # type: ignore[misc]
+    arena = np.arange(5 * 4, dtype=np.float32).reshape(5, 4)
+    assert engine.shared.register(arena, "arena")
+    for negate in (True, False):
+        room = np.zeros((5, 4), np.float32)
+        block = SimpleNamespace(inputs=[arena, np.array(negate)], outputs=[room], shape_lines=[None])
+        request: Any = SimpleNamespace(block=block, rows=5)
+        loaded: Any = SimpleNamespace(
+            executable=lambda variant, size: executable, shares_blocks=False, signature=signature
+        )
+        batch = Dispatcher().begin(Dispatch(1, 1, 0, 8, 5, [request]), loaded, 0)
+        slot: Any = batch.slot
+        assert slot._in_transfer.straight_bytes == arena.nbytes
+        assert not slot.inputs[0][:5].any(), "the host copied them as well"
+        Dispatcher.execute(batch)
+        Dispatcher().complete(batch)
+        np.testing.assert_array_equal(room, -arena if negate else arena)
+    engine.shared.unregister(arena)
+    model.close()
+    engine.close()
