@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engines.errors import DeadlineExceeded, Kind, ServingError, error_of
 from frontend.infer_call import expired_text
 from worker.channel.client import Placement, Reply
@@ -24,7 +22,7 @@ class Rows:
     """What is submitted, known before a request's elements are.
 
     Attributes:
-        inputs: per executable input its first byte in the elements and the one after its last.
+        inputs: per executable input its first byte and the one after its last, counted from the first element.
         timeout_us: of the request itself; 0 if it carries none.
     """
 
@@ -43,8 +41,13 @@ class PlacedCall:
     _request_id = 0
     _over = False
 
-    def start(self, app: FrontendApp, rows: Rows, elements: memoryview, timeout_ns: int) -> None:
-        """Place and submit; any failure is the answer. ``timeout_ns``: of the call, 0 if it has none."""
+    def start(self, app: FrontendApp, rows: Rows, data: memoryview, first: int, timeout_ns: int) -> None:
+        """Place and submit; any failure is the answer.
+
+        Args:
+            first: where the elements begin in ``data``, which is read now.
+            timeout_ns: of the call, 0 if it has none.
+        """
         self._app = app
         self._entry = rows.entry
         self.arrival_ns = arrival_ns = app.clock_ns()
@@ -55,8 +58,10 @@ class PlacedCall:
         try:
             placement = app.channel.place(rows.entry, rows.variant, rows.rows)
             try:
-                for room, (start, _) in zip(placement.inputs, rows.inputs, strict=True):
-                    room[...] = np.frombuffer(elements, room.dtype, room.size, start).reshape(room.shape)
+                memory = placement.memory
+                for number, (start, stop) in enumerate(rows.inputs):
+                    at = placement.place_of(number)
+                    memory[at : at + stop - start] = data[first + start : first + stop]
                 self._request_id = app.channel.submit(placement, deadline_ns, arrival_ns, self._on_reply)
             except BaseException:
                 placement.release()

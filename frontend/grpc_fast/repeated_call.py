@@ -29,12 +29,12 @@ class RepeatedCall(PlacedCall, WholeStream):
         self.id = stream_id
         self._app = app
         self._timeout_ns = plan.timeout_ns
-        self._template, self._elements, self._told_id = found
+        self._template, self._data, self._first, self._told_id = found
 
     def begin(self, connection: Connection) -> None:
         self._sender = connection.sender
         try:
-            self.start(self._app, self._template.rows, self._elements, self._timeout_ns)
+            self.start(self._app, self._template.rows, memoryview(self._data), self._first, self._timeout_ns)
         except Exception as error:
             self._fail(failure_of(error))
 
@@ -42,13 +42,15 @@ class RepeatedCall(PlacedCall, WholeStream):
         self.withdraw()
 
     def answered(self, placement: Placement) -> None:
-        try:
-            parts, size = self._template.answer(placement.outputs(), self._told_id)
-        except Exception as error:
-            self.refused(failure_of(error))
-            return
-        finally:
-            placement.release()
+        template, memory = self._template, placement.memory
+        opening, size = template.opening_under(self._told_id)
+        parts = [opening]
+        for number, output_bytes, before in template.outputs:
+            at = placement.place_of(number)
+            if before:
+                parts.append(before)
+            parts.append(memory[at : at + output_bytes].tobytes())
+        placement.release()
         self._sender.answer(self, replies.HEAD, parts, size, replies.OK_TAIL, None)
 
     def refused(self, error: ServingError) -> None:

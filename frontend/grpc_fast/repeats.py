@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from engines.bundle.variants import match_variant
-from engines.tensor import NDArray, element_count
+from engines.tensor import element_count
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.proto import message_class
 from frontend.kserve.wire import LENGTH_DELIMITED, key, read_varint, skip_field, varint
@@ -67,7 +65,8 @@ class Template:
         opening: all of it up to the first element.
         head, description: model and version; what follows the id, up to the first element.
         between: what stands before each further tensor, and where, from the first element on.
-        outputs: index of each output in the worker's order, and what stands before its elements.
+        outputs: of each the number of its tensor in a placement, where inputs count first, its bytes, and what stands
+            before them.
         answer_bytes, answer_opening: of a framed answer without an id.
         answer_head, answer_description: of an answer, before and after the id.
     """
@@ -98,24 +97,17 @@ class Template:
         """Return whether what stands between the tensors, of which the first begins at ``first``, is as it was."""
         return all(data.startswith(text, first + offset) for offset, text in self.between)
 
-    def answer(self, outputs: Sequence[NDArray], request_id: bytes) -> tuple[list[bytes], int]:
-        """Return a framed answer in parts, which are copies, and its size."""
-        size = self.answer_bytes
-        opening = self.answer_opening
-        if request_id:
-            told = bytes((_ID, len(request_id))) + request_id
-            size += len(told)
-            opening = framed(size - PREFIX_BYTES, self.answer_head, told, self.answer_description)
-        parts = [opening]
-        for index, before in self.outputs:
-            if before:
-                parts.append(before)
-            parts.append(outputs[index].tobytes())
-        return parts, size
+    def opening_under(self, request_id: bytes) -> tuple[bytes, int]:
+        """Return a framed answer up to its first element, and the size of all of it."""
+        if not request_id:
+            return self.answer_opening, self.answer_bytes
+        told = bytes((_ID, len(request_id))) + request_id
+        size = self.answer_bytes + len(told)
+        return framed(size - PREFIX_BYTES, self.answer_head, told, self.answer_description), size
 
 
-Found = tuple[Template, memoryview, bytes]
-"""A message's template, the message from its first element on, and its id."""
+Found = tuple[Template, bytes, int, bytes]
+"""A message's template, the bytes it lies in, where in them its elements begin, and its id."""
 
 
 class Templates:
@@ -137,7 +129,7 @@ class Templates:
                 first = at + len(template.opening)
                 if template.between and not template.fits(data, first):
                     return None
-                return template, memoryview(data)[first:stop], b""
+                return template, data, first, b""
         return self._find_with_id(data, at, stop)
 
     def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: Iterable[Any]) -> None:
@@ -152,13 +144,8 @@ class Templates:
         template = _template(self._serving.entry(request.model, request.version), message, request, response)
         if template is None:
             return
-        arrays: dict[str, NDArray] = {output.name: output.array for output in response.outputs}
-        signature = template.rows.entry.signature
-        assert signature is not None
-        ordered = [arrays.get(spec.name, np.empty(0)) for spec in signature.outputs]
-        parts, _ = template.answer(ordered, request.request_id.encode())
         # Only what makes the very same answer is remembered: the fast way must not know the protocol better.
-        if b"".join(parts)[PREFIX_BYTES:] != b"".join(answer):
+        if _answer(template, request, response)[PREFIX_BYTES:] != b"".join(answer):
             return
         if self._count >= MAX_TEMPLATES:
             self._count = 0
@@ -192,7 +179,7 @@ class Templates:
                 # Flag and length in one: an uncompressed message of just this size.
                 whole = int.from_bytes(data[at:message], "big") == stop - message
                 if whole and len(template.head) == end - message and request_id.isascii():
-                    return (template, memoryview(data)[first:stop], request_id) if template.fits(data, first) else None
+                    return (template, data, first, request_id) if template.fits(data, first) else None
         return None
 
 
@@ -201,7 +188,7 @@ class _AnswerParts(NamedTuple):
 
     head: bytes
     description: bytes
-    outputs: tuple[tuple[int, bytes], ...]
+    outputs: tuple[tuple[int, int, bytes], ...]
     message_bytes: int
 
 
@@ -273,31 +260,39 @@ def _template(entry: ModelEntry, message: bytes, request: InferRequest, response
         return None
     if signature.coalesces and rows > signature.max_rows:
         return None
-    answer = _answer_parts([spec.name for spec in signature.outputs], response)
+    answer = _answer_parts([spec.name for spec in (*signature.inputs, *signature.outputs)], len(inputs), response)
     if answer is None:
         return None
     return Template(message, layout, Rows(entry, variant, rows, tuple(inputs), request.timeout_us), answer)
 
 
-def _answer_parts(names: Sequence[str], response: InferResponse) -> _AnswerParts | None:
+def _answer(template: Template, request: InferRequest, response: InferResponse) -> bytes:
+    opening, _ = template.opening_under(request.request_id.encode())
+    parts = [opening]
+    for output, (_, _, before) in zip(response.outputs, template.outputs, strict=True):
+        parts += (before, output.array.tobytes())
+    return b"".join(parts)
+
+
+def _answer_parts(names: Sequence[str], first: int, response: InferResponse) -> _AnswerParts | None:
     response_class: Any = message_class("ModelInferResponse")
     described: list[bytes] = []
-    outputs: list[tuple[int, bytes]] = []
+    outputs: list[tuple[int, int, bytes]] = []
     elements_bytes = 0
     for output in response.outputs:
-        if output.placed or output.classification or output.array.dtype.hasobject or output.name not in names:
+        if output.placed or output.classification or output.array.dtype.hasobject or output.name not in names[first:]:
             return None
         described.append(_described(output))
         size = output.array.nbytes
         elements_bytes += size
-        outputs.append((names.index(output.name), _RAW_OUTPUT_KEY + varint(size)))
+        outputs.append((names.index(output.name, first), size, _RAW_OUTPUT_KEY + varint(size)))
     if not outputs or elements_bytes > MAX_ANSWER_BYTES:
         return None
     # What stands before the first output's elements belongs to the description.
     opening: bytes = response_class(model_name=response.model, model_version=response.version).SerializeToString()
-    description = b"".join(described) + outputs[0][1]
-    outputs[0] = (outputs[0][0], b"")
-    between_bytes = sum(len(before) for _, before in outputs)
+    description = b"".join(described) + outputs[0][2]
+    outputs[0] = (*outputs[0][:2], b"")
+    between_bytes = sum(len(before) for *_, before in outputs)
     message_bytes = len(opening) + len(description) + between_bytes + elements_bytes
     return _AnswerParts(opening, description, tuple(outputs), message_bytes)
 

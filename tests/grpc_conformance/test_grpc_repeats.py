@@ -222,13 +222,13 @@ def found(templates: Templates, message: bytes, before: bytes = b"", after: byte
 def test_a_message_is_found_wherever_it_lies(before: bytes, after: bytes, request_id: str, value: float) -> None:
     templates = learnt(request_of("echo_f32", names=("x",)))
     message = request_of("echo_f32", request_id, names=("x",))[:-4] + np.float32(value).tobytes()
-    template, raws, told_id = found(templates, message, before, after)
-    assert (bytes(raws), told_id) == (message[-16:], request_id.encode())
-    array = np.frombuffer(raws, np.float32).reshape(1, 4)
-    parts, size = template.answer([array], told_id)
+    template, data, first, told_id = found(templates, message, before, after)
+    assert (data[first : first + 16], told_id) == (message[-16:], request_id.encode())
+    array = np.frombuffer(data, np.float32, 4, first).reshape(1, 4)
+    opening, size = template.opening_under(told_id)
     expected = infer_parts(InferResponse("echo_f32", "1", request_id, [OutputTensor("y", "FP32", array)]))
-    assert b"".join(parts) == framed(b"".join(expected))
-    assert size == len(b"".join(parts))
+    assert opening + array.tobytes() == framed(b"".join(expected))
+    assert size == len(opening) + 16
 
 
 @given(st.data())

@@ -18,6 +18,8 @@ from worker.channel.messages import ModelEntry
 from worker.channel.placement import Reply
 
 DEFAULT_NS = 10**15
+ROOM_BYTES = 4096
+"""For each tensor of a request."""
 
 
 class DoublePlacement:
@@ -26,15 +28,20 @@ class DoublePlacement:
     def __init__(self, double: DoubleServing, entry: ModelEntry, rows: int) -> None:
         assert entry.signature is not None
         self.entry = entry
-        self.inputs = [_room(spec, rows) for spec in entry.signature.inputs]
-        self._outputs = [_room(spec, rows) for spec in entry.signature.outputs]
+        specs = (*entry.signature.inputs, *entry.signature.outputs)
+        self._memory = bytearray(ROOM_BYTES * len(specs))
+        self.tensors = [_room(spec, rows, self._memory, self.place_of(n)) for n, spec in enumerate(specs)]
         self._double = double
         self._live = True
         double.responses_out += 1
 
-    def outputs(self) -> list[NDArray]:
+    @property
+    def memory(self) -> memoryview:
         assert self._live
-        return self._outputs
+        return memoryview(self._memory)
+
+    def place_of(self, tensor: int) -> int:
+        return ROOM_BYTES * tensor
 
     def release(self) -> None:
         if self._live:
@@ -59,7 +66,7 @@ class DoubleChannel:
         assert signature is not None
         inputs = [
             InputTensor(spec.name, spec.element.wire, array.shape, array=array)
-            for spec, array in zip(signature.inputs, placement.inputs, strict=True)
+            for spec, array in zip(signature.inputs, placement.tensors, strict=False)
         ]
         request = InferRequest(placement.entry.name, placement.entry.version, "", inputs)
         request.deadline_ns = deadline_ns if deadline_ns - arrival_ns < DEFAULT_NS else None
@@ -72,7 +79,7 @@ class DoubleChannel:
                 on_reply(placement, Reply(outcome.kind, str(outcome)))
                 return
             arrays = {output.name: output.array for output in outcome.outputs}
-            for spec, room in zip(signature.outputs, placement.outputs(), strict=True):
+            for spec, room in zip(signature.outputs, placement.tensors[len(signature.inputs) :], strict=True):
                 room[...] = arrays[spec.name]
             outcome.release()
             on_reply(placement, Reply(Kind.OK))
@@ -100,6 +107,6 @@ class DoubleApp:
         return arrival_ns + (timeout_us * 1000 or DEFAULT_NS)
 
 
-def _room(spec: TensorSpec, rows: int) -> NDArray:
+def _room(spec: TensorSpec, rows: int, memory: bytearray, at: int) -> NDArray:
     shape = tuple(rows if axis == spec.batch_axis else size for axis, size in enumerate(spec.shape))
-    return np.zeros(shape, spec.element.numpy)
+    return np.ndarray(shape, spec.element.numpy, memory, at)
