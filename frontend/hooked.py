@@ -132,7 +132,7 @@ class HookedModels:
         returned = await model.runner.postprocess(hooks, outputs, ctx, execution.release)
         try:
             client_outputs, _ = check_tensors(signature.client_outputs, returned, place(ctx, "postprocess"))
-            return call.respond(client_outputs, execution.release)
+            return call.respond(execution.outputs, execution.release, client_outputs)
         except BaseException:
             execution.release()
             raise

@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from engines.bundle.variants import compiled_text, match_variant
-from engines.errors import Cancelled, DeadlineExceeded, Internal, InvalidInput, Kind, ServingError
+from engines.errors import Cancelled, DeadlineExceeded, Internal, InvalidInput, Kind, ServingError, error_of
 from engines.tensor import NDArray
 from frontend.execution import Execution
 from frontend.explanation import explanation
 from frontend.inference import ExecutableInput, InferRequest, InferResponse, OutputTensor, Parameter, Room
-from frontend.kserve.checks import Checked, check
+from frontend.kserve.checks import Checked, CheckedInput, check
+from frontend.kserve.contract import contract_of
 from frontend.kserve.memory_tensors import bind_tensors, place_output, release_all
 from frontend.serving import Done
 from worker.channel.messages import ModelEntry
+from worker.channel.placement import Placement, Reply
+from worker.channel.records import FLAG_BACKGROUND
 
 if TYPE_CHECKING:
     from frontend.app import FrontendApp
@@ -28,11 +31,14 @@ log = logging.getLogger("frontend.app")
 
 
 class InferCall:
-    """One started request. Its states: running, then over; only the step to over answers."""
+    """One started request. Its states: running, then over; only the step to over answers.
+
+    While it runs, what it has in the arena is a placement, or an execution if that is cut in pieces or made by hooks.
+    """
 
     __slots__ = (
-        "_app", "_bound", "_done", "_execution", "_explanation", "_over", "_request", "_task", "arrival_ns",
-        "deadline_ns", "entry",
+        "_app", "_bound", "_done", "_execution", "_explanation", "_over", "_placement", "_request", "_task",
+        "arrival_ns", "deadline_ns", "entry",
     )  # fmt: skip
 
     def __init__(self, app: FrontendApp, request: InferRequest, arrival_ns: int, done: Done) -> None:
@@ -40,10 +46,11 @@ class InferCall:
         self._request = request
         self._done = done
         self._execution: Execution | None = None
+        self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = False
-        self._bound: list[Room] = []
-        self._explanation: dict[str, Parameter] = {}
+        self._bound: list[Room] | None = None
+        self._explanation: dict[str, Parameter] | None = None
         self.arrival_ns = arrival_ns
         self.deadline_ns = 0
         self.entry: ModelEntry | None = None
@@ -89,21 +96,51 @@ class InferCall:
             raise DeadlineExceeded(expired_text(self))
 
     def _run(self, checked: Checked) -> None:
-        assert self.entry is not None
-        if self.entry.model_py:
+        entry = self.entry
+        assert entry is not None and entry.signature is not None
+        if entry.model_py:
             self._task = self._app.loop.create_task(self._run_hooked(checked))
-        else:
+        elif checked.rows > contract_of(entry.signature).whole_rows:
             self._execute([given.executable() for given in checked.inputs], checked.rows, self._on_executed)
+        else:
+            self._submit(entry, checked)
+
+    def _submit(self, entry: ModelEntry, checked: Checked) -> None:
+        """Have all rows executed in one piece."""
+        channel = self._app.channel
+        inputs = checked.inputs
+        placement = channel.place(entry, self._variant(inputs), checked.rows)
+        try:
+            _fill(placement, inputs)
+            flags = FLAG_BACKGROUND if self._request.background else 0
+            channel.submit(placement, self.deadline_ns, self.arrival_ns, self._on_reply, flags)
+        except BaseException:
+            placement.release()
+            raise
+        self._placement = placement
+
+    def _on_reply(self, placement: Placement, reply: Reply) -> None:
+        try:
+            if reply.kind is not Kind.OK:
+                raise error_of(reply.kind, reply.text)
+            if self._request.explain:
+                self._explanation = explanation(reply, 1)
+            response = self.respond(placement.outputs(), placement.release)
+        except ServingError as error:
+            self._finish(error)
+            return
+        self._finish(response)
 
     def _variant(self, inputs: Sequence[ExecutableInput]) -> int:
         """Return the served variant that fits the shapes of executable inputs."""
         assert self.entry is not None and self.entry.signature is not None
         signature = self.entry.signature
-        if len(signature.variants) == 1 and not signature.variants[0].sizes:
-            return 0
-        variant = match_variant(signature, [array.shape for array in inputs])
+        variant = contract_of(signature).variant
         if variant < 0:
-            raise InvalidInput(compiled_text(signature, [array.shape for array in inputs]))
+            shapes = [array.shape for array in inputs]
+            variant = match_variant(signature, shapes)
+            if variant < 0:
+                raise InvalidInput(compiled_text(signature, shapes))
         return variant
 
     def _execute(
@@ -122,11 +159,9 @@ class InferCall:
         if error is not None:
             self._finish(error)
             return
-        assert self.entry is not None and self.entry.signature is not None
         self._explain(execution)
-        names = [spec.name for spec in self.entry.signature.outputs]
         try:
-            response = self.respond(dict(zip(names, execution.outputs, strict=True)), execution.release)
+            response = self.respond(execution.outputs, execution.release)
         except ServingError as place_error:
             self._finish(place_error)
             return
@@ -176,42 +211,47 @@ class InferCall:
         self._execute(inputs, rows, on_done)
         return await future
 
-    def respond(self, arrays: dict[str, NDArray], release: Callable[[], None]) -> InferResponse:
+    def respond(
+        self, arrays: list[NDArray], release: Callable[[], None], made: dict[str, NDArray] | None = None
+    ) -> InferResponse:
         """Return the response with the outputs the client asked for, in its order; all of them if it named none.
 
         Outputs for the client's memory are written there now, while the request is not over.
 
+        Args:
+            arrays: the executable outputs.
+            made: by name the client outputs, if hooks make them.
+
         Raises:
             InvalidInput: one does not fit there, or the memory is gone; the caller releases.
         """
-        assert self.entry is not None and self.entry.signature is not None
-        specs = self.entry.signature.client_outputs
-        wanted = self._request.outputs
-        if wanted is None:
-            outputs = [OutputTensor(spec.name, spec.element.wire, arrays[spec.name]) for spec in specs]
-        else:
-            datatypes = {spec.name: spec.element.wire for spec in specs}
-            outputs = [
-                OutputTensor(one.name, datatypes[one.name], arrays[one.name], one.binary, one.classification)
-                for one in wanted
-            ]
-            if self._bound:
-                for index, one in enumerate(wanted):
-                    if one.room is not None:
-                        outputs[index] = place_output(outputs[index], one.room)
+        entry, request = self.entry, self._request
+        assert entry is not None and entry.signature is not None
+        contract = contract_of(entry.signature)
+        wanted = contract.wanted if request.outputs is None else request.outputs
+        outputs: list[OutputTensor] = []
+        for one in wanted:
+            _, wire, index = contract.outputs[one.name]
+            array = arrays[index] if made is None else made[one.name]
+            output = OutputTensor(one.name, wire, array, one.binary, one.classification)
+            outputs.append(output if one.room is None else place_output(output, one.room))
+        told = self._explanation
         return InferResponse(
-            self.entry.name, self.entry.version, self._request.request_id, outputs, self._explanation, release,
-            explained=bool(self._explanation),
-        )  # fmt: skip
+            entry.name, entry.version, request.request_id, outputs, told or {}, release, explained=told is not None
+        )
 
     def _finish(self, outcome: InferResponse | ServingError) -> None:
         if self._over:
             return
-        kind = outcome.kind if isinstance(outcome, ServingError) else Kind.OK
-        self._app.traffic.count(self._request.model, kind, self._app.clock_ns() - self.arrival_ns)
-        if kind is Kind.OK:
-            # The response owns the execution's memory from here on.
+        app = self._app
+        latency_ns = app.clock_ns() - self.arrival_ns
+        if isinstance(outcome, ServingError):
+            app.traffic.count(self._request.model, outcome.kind, latency_ns)
+        else:
+            app.traffic.count(self._request.model, Kind.OK, latency_ns)
+            # The response owns the memory from here on.
             self._execution = None
+            self._placement = None
         self._close()
         self._done(outcome)
 
@@ -222,12 +262,36 @@ class InferCall:
             self._app.deadlines.discard(self)
         if self._bound:
             release_all(self._bound)
+        if self._placement is not None:
+            # Of what is still at the worker the rows come back with the reply.
+            self._placement.release()
+            self._placement = None
         if self._execution is not None:
             self._execution.abandon()
             self._execution = None
-        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
-            self._task.cancel()
-        self._task = None
+        if self._task is not None:
+            if not self._task.done() and self._task is not asyncio.current_task():
+                self._task.cancel()
+            self._task = None
+
+
+def _fill(placement: Placement, inputs: Sequence[CheckedInput]) -> None:
+    """Bring the elements of all inputs to where the worker reads them."""
+    memory = placement.memory
+    rooms: list[NDArray] | None = None
+    for index, given in enumerate(inputs):
+        raw = given.raw
+        if raw is not None:
+            # The same rows lie there without gaps, so bytes will do; numpy would take three times as long.
+            at = placement.place_of(index)
+            memory[at : at + len(raw)] = raw
+            continue
+        if rooms is None:
+            rooms = placement.inputs
+        if given.room is None:
+            rooms[index][...] = given.as_array()
+        else:
+            given.fill(rooms[index])
 
 
 class Budgeted(Protocol):

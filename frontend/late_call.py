@@ -8,6 +8,7 @@ one that was collected first would start only now.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,7 @@ class LateCall(InferCall):
 
     def __init__(self, app: FrontendApp, request: InferRequest, arrival_ns: int, done: Done) -> None:
         super().__init__(app, request, arrival_ns, done)
-        self._late: tuple[CheckedInput, ...] = ()
+        self._late: Sequence[CheckedInput] = ()
 
     def expect(self) -> bool:
         """Check and place; any mistake becomes the answer. False: not taken, nothing was answered or counted."""

@@ -17,15 +17,18 @@ from engines.bundle.signature import Signature
 from engines.errors import InvalidInput
 from engines.tensor import NDArray, TensorSpec, decode_bytes, element_count
 from frontend.inference import ExecutableInput, InferRequest, InputTensor, RequestedOutput, Room
+from frontend.kserve.contract import Contract, Form, contract_of
 from frontend.kserve.json_data import HALF_TYPES, half_output_text
+from frontend.kserve.raw_data import Buffer
 from frontend.kserve.shapes import refuse_many, shaped, text_of
 from frontend.settings import EndpointSettings
 from worker.channel.messages import ModelEntry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckedInput:
-    """One client input, proven to fit its spec. Exactly one of ``raw``, ``array`` and ``room`` is set.
+    """One client input, proven to fit its spec; not changed afterwards. Exactly one of ``raw``, ``array`` and ``room``
+    is set.
 
     Attributes:
         shape: full, every size known.
@@ -38,7 +41,7 @@ class CheckedInput:
 
     spec: TensorSpec
     shape: tuple[int, ...]
-    raw: memoryview | None
+    raw: Buffer | None
     array: NDArray | None
     room: Room | None = None
 
@@ -77,9 +80,9 @@ class CheckedInput:
         _check_bool(self.spec, flat)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Checked:
-    """A request that fits its model.
+    """A request that fits its model; not changed afterwards.
 
     Attributes:
         inputs: in the order of ``client_inputs``.
@@ -87,9 +90,9 @@ class Checked:
         outputs: what is wanted, in the client's order; every client output if it listed none.
     """
 
-    inputs: tuple[CheckedInput, ...]
+    inputs: list[CheckedInput]
     rows: int
-    outputs: tuple[RequestedOutput, ...]
+    outputs: Sequence[RequestedOutput]
 
 
 def check(request: InferRequest, entry: ModelEntry, limits: EndpointSettings) -> Checked:
@@ -104,32 +107,61 @@ def check(request: InferRequest, entry: ModelEntry, limits: EndpointSettings) ->
     """
     signature = entry.signature
     assert signature is not None, f"model '{entry.name}' is {entry.state}, only READY models are checked against"
-    refuse_many(len(request.inputs), "inputs", limits)
-    specs = signature.client_inputs
+    contract = contract_of(signature)
     given = request.inputs
-    if len(given) == 1 and given[0].datatype == "":
-        given = [_of_raw_request(given[0], specs, entry.name)]
-    ordered = _in_order(given, specs, entry.name)
+    key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in given])
+    form = contract.forms.get(key)
+    if form is None:
+        refuse_many(len(given), "inputs", limits)
+        raw_request = len(given) == 1 and given[0].datatype == ""
+        if raw_request:
+            given = [_of_raw_request(given[0], signature.client_inputs, entry.name)]
+        form, inputs = _compare(given, signature, entry.name, limits)
+        if not raw_request:
+            contract.remember(key, form)
+    else:
+        inputs = []
+        for spec, index, size_bytes in zip(signature.client_inputs, form.order, form.sizes_bytes, strict=True):
+            tensor = given[index]
+            raw = tensor.raw
+            if raw is not None and len(raw) == size_bytes:
+                inputs.append(CheckedInput(spec, tensor.shape, raw, None))
+            else:
+                inputs.append(_check_content(tensor, spec, entry.name, limits))
+    return Checked(inputs, form.rows, _check_outputs(request, contract, form.rows, entry.name, limits))
+
+
+def _compare(
+    given: Sequence[InputTensor], signature: Signature, model: str, limits: EndpointSettings
+) -> tuple[Form, list[CheckedInput]]:
+    """Compare inputs with what the model takes, one after the other."""
+    specs = signature.client_inputs
+    ordered = _in_order(given, specs, model)
     rows = 0
     inputs: list[CheckedInput] = []
+    sizes_bytes: list[int] = []
     for tensor, spec in zip(ordered, specs, strict=True):
-        _check_type_and_shape(tensor, spec, entry.name)
+        _check_type_and_shape(tensor, spec, model)
         axis = spec.batch_axis
         if axis is not None:
             size = tensor.shape[axis]
             if size == 0:
                 raise InvalidInput(
                     f"input '{spec.name}' has zero rows: inference request batch-size must be at least 1 "
-                    f"for '{entry.name}', got shape {text_of(tensor.shape)}"
+                    f"for '{model}', got shape {text_of(tensor.shape)}"
                 )
             if rows and size != rows:
                 raise InvalidInput(
-                    f"input '{spec.name}' batch size does not match other inputs for '{entry.name}': "
+                    f"input '{spec.name}' batch size does not match other inputs for '{model}': "
                     f"expected {rows}, got {size}"
                 )
             rows = size
-        inputs.append(_check_content(tensor, spec, entry.name, limits))
-    return Checked(tuple(inputs), rows or 1, _check_outputs(request, signature, rows or 1, entry.name, limits))
+        inputs.append(_check_content(tensor, spec, model, limits))
+        # A BOOL byte must be looked at, a BYTES tensor taken apart, and numpy asked whether it has the shape if empty.
+        plain = spec.dtype not in ("bool", "bytes")
+        sizes_bytes.append(element_count(tensor.shape) * spec.element.itemsize or -1 if plain else -1)
+    places = {tensor.name: index for index, tensor in enumerate(given)}
+    return Form(tuple(places[spec.name] for spec in specs), rows or 1, tuple(sizes_bytes)), inputs
 
 
 def require_room(output: str, needed_bytes: int, given_bytes: int) -> None:
@@ -267,28 +299,30 @@ def _check_bool(spec: TensorSpec, flat: NDArray) -> None:
 
 
 def _check_outputs(
-    request: InferRequest, signature: Signature, rows: int, model: str, limits: EndpointSettings
-) -> tuple[RequestedOutput, ...]:
-    specs = {spec.name: spec for spec in signature.client_outputs}
-    wanted = request.outputs
+    request: InferRequest, contract: Contract, rows: int, model: str, limits: EndpointSettings
+) -> Sequence[RequestedOutput]:
+    wanted: Sequence[RequestedOutput] | None = request.outputs
     if wanted is None:
-        wanted = [RequestedOutput(name) for name in specs]
+        wanted = contract.wanted
+        if request.binary_default or not contract.half_outputs:
+            return wanted
     else:
         refuse_many(len(wanted), "outputs", limits)
-        if len({output.name for output in wanted}) < len(wanted):
+        if len(wanted) > 1 and len({output.name for output in wanted}) < len(wanted):
             twice = next(name for name, times in Counter(output.name for output in wanted).items() if times > 1)
             raise InvalidInput(f"output '{twice}' is requested more than once from model '{model}'")
     for output in wanted:
-        spec = specs.get(output.name)
-        if spec is None:
+        known = contract.outputs.get(output.name)
+        if known is None:
             raise InvalidInput(
-                f"unexpected inference output '{output.name}' for model '{model}', expected any of {list(specs)}"
+                f"unexpected inference output '{output.name}' for model '{model}', "
+                f"expected any of {list(contract.outputs)}"
             )
+        spec, wire, _ = known
         if output.classification:
-            if spec.dtype in ("bool", "bytes"):
+            if wire in ("BOOL", "BYTES"):
                 raise InvalidInput(
-                    f"output '{output.name}': classification needs a numeric output, "
-                    f"its datatype is '{spec.element.wire}'"
+                    f"output '{output.name}': classification needs a numeric output, its datatype is '{wire}'"
                 )
             continue
         # Found here and not when the answer is rendered: the model need not run for an answer that cannot be told.
@@ -298,6 +332,6 @@ def _check_outputs(
                 require_room(output.name, element_count(shape) * spec.element.itemsize, output.region.size_bytes)
             continue
         binary = request.binary_default if output.binary is None else output.binary
-        if spec.element.wire in HALF_TYPES and not binary:
-            raise InvalidInput(half_output_text(output.name, spec.element.wire))
-    return tuple(wanted)
+        if not binary and wire in HALF_TYPES:
+            raise InvalidInput(half_output_text(output.name, wire))
+    return wanted

@@ -19,6 +19,7 @@ from engines.tensor import DTYPES
 from frontend.inference import InferRequest, InputTensor, RequestedOutput
 from frontend.kserve import body_codec, grpc_codec
 from frontend.kserve.checks import Checked, check
+from frontend.kserve.contract import MAX_CONTRACTS, MAX_FORMS, contract_of
 from frontend.settings import EndpointSettings
 
 LIMITS = EndpointSettings(max_tensors=4, max_bytes_element=8)
@@ -322,3 +323,38 @@ def test_too_many_tensors_are_refused_before_their_names_are_compared() -> None:
     tensors = [InputTensor(str(i), "FP32", (1,), raw=bytes(4)) for i in range(5)]
     with pytest.raises(TooLarge, match="max_tensors is 4"):
         check(InferRequest("simple", "", "", tensors), MODELS["simple"], LIMITS)
+
+
+def test_of_a_known_form_only_the_content_is_new() -> None:
+    def two(raw: bytes, flag: bytes) -> InferRequest:
+        return InferRequest(
+            "known", "", "", [InputTensor("flag", "BOOL", (2, 1), raw=flag), InputTensor("x", "FP32", (2, 3), raw=raw)]
+        )
+
+    inputs = (spec("x", "f32", -1, 3), spec("flag", "bool", -1, 1))
+    model = entry("known", inputs, (spec("y", "f32", -1, 3),))
+    for _ in range(2):
+        checked = check(two(bytes(range(24)), b"\1\0"), model, LIMITS)
+        assert [(given.spec.name, given.shape) for given in checked.inputs] == [("x", (2, 3)), ("flag", (2, 1))]
+        assert (checked.rows, checked.inputs[1].as_array().tolist()) == (2, [[True], [False]])
+        assert checked.inputs[0].as_array().tobytes() == bytes(range(24))
+    with pytest.raises(InvalidInput, match="Expected 24, got 23"):
+        check(two(bytes(23), b"\1\0"), model, LIMITS)
+    with pytest.raises(InvalidInput, match="must be 0 or 1, got 2"):
+        check(two(bytes(24), b"\1\2"), model, LIMITS)
+
+
+def test_forms_and_signatures_are_remembered_up_to_a_limit() -> None:
+    model = entry("many", (spec("x", "u8", -1),), (spec("y", "u8", -1),))
+    assert model.signature is not None
+    contract = contract_of(model.signature)
+    assert contract_of(model.signature) is contract
+    for rows in range(1, MAX_FORMS + 10):
+        request = InferRequest("many", "", "", [InputTensor("x", "UINT8", (rows,), raw=bytes(rows))])
+        assert check(request, model, LIMITS).rows == rows
+        assert len(contract.forms) <= MAX_FORMS
+    others = [entry("other", (spec("x", "u8", -1),), (spec("y", "u8", -1),)) for _ in range(MAX_CONTRACTS)]
+    for other in others:
+        assert other.signature is not None
+        assert contract_of(other.signature).signature is other.signature
+    assert contract_of(model.signature) is not contract
