@@ -19,6 +19,7 @@ from engines.errors import ServingError, Unavailable
 from frontend.deadlines import Deadlines
 from frontend.hooked import HookedModels
 from frontend.httpd.exchange import Exchange
+from frontend.httpd.wire import Part
 from frontend.infer_call import InferCall
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.checks import Checked
@@ -161,9 +162,9 @@ class FrontendApp:
         assert isinstance(found, list)
         return found
 
-    def repeat(self, plan: Plan, exchange: Exchange, refuse: Refuse) -> None:
+    def repeat(self, plan: Plan, exchange: Exchange, elements: Part, refuse: Refuse) -> None:
         """Begin a request that a plan describes: the exchange is answered by its outputs, or by ``refuse``, or gone."""
-        RepeatCall(self, plan, exchange, refuse).begin()
+        RepeatCall(plan, exchange, refuse).begin(self, elements)
 
     def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
         """Return the deadline of a request without further options."""

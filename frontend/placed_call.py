@@ -16,6 +16,8 @@ from worker.channel.messages import ModelEntry
 if TYPE_CHECKING:
     from frontend.app import FrontendApp
 
+Elements = bytes | bytearray | memoryview
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -41,7 +43,7 @@ class PlacedCall:
     _request_id = 0
     _over = False
 
-    def start(self, app: FrontendApp, rows: Rows, data: memoryview, first: int, timeout_ns: int) -> None:
+    def start(self, app: FrontendApp, rows: Rows, data: Elements, first: int, timeout_ns: int) -> None:
         """Place and submit; any failure is the answer.
 
         Args:

@@ -32,7 +32,7 @@ class Head:
         query: after the question mark, still encoded, empty if none.
         headers: lower-case names; values of repeated headers joined by ", " ("; " for cookie). Not to be changed.
         handler: set by the application, to be called in place of its ``begin`` and ``handle`` for later requests with
-            this very head. Their bodies are collected.
+            this head or one that differs in its Content-Length only. Their bodies are collected.
     """
 
     __slots__ = ("handler", "headers", "http10", "keep_alive", "method", "query", "raw_path", "target")
@@ -52,6 +52,19 @@ class Head:
             path = slash + rest or b"/"
         self.raw_path = path
         self.handler: Callable[[Exchange], None] | None = None
+
+    def of_length(self, digits: bytes) -> Head:
+        """Return a head that differs in the value of its Content-Length."""
+        head = Head.__new__(Head)
+        head.method = self.method
+        head.target = self.target
+        head.raw_path = self.raw_path
+        head.query = self.query
+        head.headers = {**self.headers, b"content-length": digits}
+        head.http10 = self.http10
+        head.keep_alive = self.keep_alive
+        head.handler = self.handler
+        return head
 
 
 class KnownHead:
@@ -84,9 +97,10 @@ class KnownHead:
         length = int(digits)
         if length != len(data) - at or not 0 < length <= MAX_KNOWN_BODY_BYTES:
             return None
-        known = self._head
-        headers = {**known.headers, b"content-length": digits}
-        return Head(known.method, known.target, headers, http10=False, keep_alive=True), at
+        head = self._head = self._head.of_length(digits)
+        self._raw = data[:at]
+        self._size = len(data)
+        return head, at
 
 
 def known_head(data: bytes, head: Head) -> KnownHead | None:

@@ -26,7 +26,7 @@ SLICE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 CHARGE_BYTES = 64 * 1024
 """Bodies up to this size are not counted against the server's body budget."""
-VIEW_BYTES = 16 * 1024
+VIEW_BYTES = 32 * 1024
 """Up to here copying a body costs less than a view of it does."""
 _METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")}
 FRAMING_PER_BODY_BYTE = 16

@@ -35,7 +35,7 @@ from frontend.serving import Serving
 log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 Learn = Callable[[InferResponse, Headers, list[Part]], None]
-Repeat = Callable[[Plan, Exchange, Callable[[Exchange, ServingError], None]], None]
+Repeat = Callable[[Plan, Exchange, Part, Callable[[Exchange, ServingError], None]], None]
 
 OFFLOAD_BYTES: Final = 64 * 1024
 """Answers larger than this are compressed in a thread: zlib takes about 20 ms per MiB and lets go of the lock."""
@@ -133,16 +133,14 @@ class KserveApp:
 
     def _infer(self, exchange: Exchange, place: Place) -> None:
         repeat = self._repeat
-        found = None if repeat is None else self._plans.find(exchange)
-        if found is not None:
+        if repeat is not None and (found := self._plans.find(exchange)) is not None:
             key, plan = found
-            if plan is not None:
-                if self._serving.entry(place.name, place.version) is plan.entry:
-                    assert repeat is not None
-                    exchange.head.handler = partial(self._infer_again, place, plan, repeat)
-                    repeat(plan, exchange, _fail)
-                    return
+            if plan is not None and self._serving.entry(place.name, place.version) is not plan.rows.entry:
                 self._plans.forget(key)
+            elif plan is not None and (elements := plan.elements(exchange.body)) is not None:
+                exchange.head.handler = partial(self._infer_again, place, plan, repeat)
+                repeat(plan, exchange, elements, _fail)
+                return
             self._start(exchange, place, exchange.body, key)
             return
         encoding = exchange.headers.get(b"content-encoding")
@@ -166,23 +164,36 @@ class KserveApp:
     def _start(self, exchange: Exchange, place: Place, body: Part, key: Key | None = None) -> None:
         request = decode_infer(place.name, place.version, body, header_length(exchange.headers), self._limits)
         take_options(request, exchange)
-        learn = None if key is None else partial(self._learn, key, request, place)
+        learn = None if key is None else partial(self._learn, key, body, request, place)
         done = partial(self._finish, exchange, request.binary_default, learn=learn)
         call = self._serving.start(request, exchange.arrival_ns, done)
         if not exchange.answered:
             exchange.on_disconnect = call.cancel
 
     def _learn(
-        self, key: Key, request: InferRequest, place: Place, response: InferResponse, head: Headers, parts: list[Part]
+        self,
+        key: Key,
+        body: Part,
+        request: InferRequest,
+        place: Place,
+        response: InferResponse,
+        head: Headers,
+        parts: list[Part],
     ) -> None:
-        self._plans.learn(key, request, self._serving.entry(place.name, place.version), response, head, parts)
+        try:
+            entry = self._serving.entry(place.name, place.version)
+        except ServingError:
+            return  # gone since
+        self._plans.learn(key, body, request, entry, response, head, parts)
 
     def _infer_again(self, place: Place, plan: Plan, repeat: Repeat, exchange: Exchange) -> None:
-        """Handle a request whose head is that of one which followed ``plan``, so that only its JSON is compared."""
+        """Handle a request whose head is that of one which followed ``plan``, so that only its body is compared."""
         try:
-            if plan.repeated_by(exchange.body) and self._serving.entry(place.name, place.version) is plan.entry:
-                repeat(plan, exchange, _fail)
-                return
+            if self._serving.entry(place.name, place.version) is plan.rows.entry:
+                elements = plan.elements(exchange.body)
+                if elements is not None:
+                    repeat(plan, exchange, elements, _fail)
+                    return
         except ServingError:
             pass  # told the ordinary way
         exchange.head.handler = None

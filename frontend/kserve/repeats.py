@@ -5,9 +5,10 @@ was parsed, checked and answered, everything that followed from its JSON is know
 body each tensor lies, and all of the answer but the outputs' bytes. A later request with the same path, JSON and length
 then costs a lookup, the copies and the reply: less than half of the ordinary path.
 
-A plan is made only of what those bytes decide: raw tensors of fixed-size elements, one piece, no hooks, every output
-raw and of known size, no request id (it is rarely the same), no options in other headers. It holds for the very model
-entry it was made with; a new table from the worker makes new entries, and the plan is made anew.
+A plan is made only of what those bytes decide: tensors of fixed-size elements, one piece, no hooks, outputs of known
+size, no request id (it is rarely the same), no options in other headers. Raw tensors are copied as they are; of a JSON
+body (``json_repeats``) the numbers are read. A plan holds for the very model entry it was made with; a new table from
+the worker makes new entries, and the plan is made anew.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engines.bundle.signature import Signature
 from engines.bundle.variants import match_variant
 from engines.tensor import element_count
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.outlet import COPY_BYTES
 from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, InferResponse
+from frontend.kserve.json_repeats import JsonPlan, json_plan, opening_of
+from frontend.placed_call import Rows
+from worker.channel.client import Placement
 from worker.channel.messages import ModelEntry
 
 MAX_PLANS: Final = 256
 """Headers remembered per frontend; when more occur all are forgotten and those still in use come back at once."""
 MAX_JSON_BYTES: Final = 4096
+MAX_TRIES: Final = 256
+RENEWAL_NS: Final = 1_000_000_000
+TRIES_PER_RENEWAL: Final = 32
+"""Attempts to learn, saved up and renewed: of requests that never repeat each would cost as much as an answer."""
 MAX_READY_BYTES: Final = COPY_BYTES - 1024
 """Answers up to this size, and their head, are copied into one piece."""
 _OPTIONS: Final = (
@@ -36,35 +45,50 @@ _OPTIONS: Final = (
 """Headers that change what a request means or how it is answered: requests with one take the ordinary path."""
 
 Key = tuple[bytes, bytes, int]
+"""Path, JSON in front of raw tensors, body's length; of a body in JSON what stands before its numbers, and -1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """All that follows from a request's path, JSON and length.
+class RawPlan:
+    """All that follows from a request's path, JSON and length, where tensors and outputs are raw.
 
     Attributes:
         asked: the request's JSON.
-        inputs: per executable input its first byte in the body and the one after its last.
+        body_bytes: of the request, tensors included.
         outputs: per output of the answer its tensor's number in the placement (inputs count first) and its bytes.
-        timeout_us: 0 if the JSON carries none.
-        json: the answer's JSON part; ``headers`` its headers.
-        front: of the answer, as ``wire.render_front``; empty if the answer is too long to be copied.
+        headers, json: of the answer; ``front`` as ``wire.render_front``, empty if the answer is too long to be copied.
     """
 
-    entry: ModelEntry
-    variant: int
-    rows: int
+    rows: Rows
     asked: bytes
-    inputs: tuple[tuple[int, int], ...]
+    body_bytes: int
     outputs: tuple[tuple[int, int], ...]
-    timeout_us: int
     headers: Headers
     json: bytes
     front: bytes
 
-    def repeated_by(self, body: Part) -> bool:
-        """Return whether a body of the length that this plan was made for begins with the same JSON."""
-        return (body if isinstance(body, bytes) else bytes(body[: len(self.asked)])).startswith(self.asked)
+    def elements(self, body: Part) -> Part | None:
+        """Return ``body``, in which ``rows.inputs`` are found; None if this plan does not cover it."""
+        if len(body) != self.body_bytes:
+            return None
+        start = body if isinstance(body, bytes) else bytes(body[: len(self.asked)])
+        return body if start.startswith(self.asked) else None
+
+    def answer(self, exchange: Exchange, placement: Placement) -> None:
+        """Answer with the outputs; the placement is released when they are sent."""
+        memory = placement.memory
+        parts: list[Part] = [self.json]
+        for tensor, size in self.outputs:
+            at = placement.place_of(tensor)
+            parts.append(memory[at : at + size])
+        if self.front:
+            exchange.respond_ready(self.front, parts)
+            placement.release()
+        else:
+            exchange.respond(200, self.headers, parts, placement.release)
+
+
+Plan = RawPlan | JsonPlan
 
 
 class Plans:
@@ -72,39 +96,57 @@ class Plans:
 
     def __init__(self) -> None:
         self._plans: dict[Key, Plan] = {}
+        self._tries_left = MAX_TRIES
+        self._renewed_ns = 0
 
     def find(self, exchange: Exchange) -> tuple[Key, Plan | None] | None:
         """Return the key of a request that may repeat, and its plan if there is one; None if it is of no such kind."""
         headers = exchange.headers
-        length = headers.get(b"inference-header-content-length")
-        if length is None or not length.isdigit() or len(length) > 4:
-            return None
-        json_bytes = int(length)
-        body = exchange.body
-        if not 0 < json_bytes <= MAX_JSON_BYTES or json_bytes > len(body):
-            return None
         for name in _OPTIONS:
             if name in headers:
                 return None
-        key = (exchange.raw_path, bytes(memoryview(body)[:json_bytes]), len(body))
+        self._renew(exchange.arrival_ns)
+        body = exchange.body
+        length = headers.get(b"inference-header-content-length")
+        if length is None:
+            opening = opening_of(body)
+            if opening is None:
+                return None
+            key = (exchange.raw_path, opening, -1)
+            return key, self._plans.get(key)
+        if not length.isdigit() or len(length) > 4:
+            return None
+        json_bytes = int(length)
+        if not 0 < json_bytes <= MAX_JSON_BYTES or json_bytes > len(body):
+            return None
+        key = exchange.raw_path, bytes(memoryview(body)[:json_bytes]), len(body)
         return key, self._plans.get(key)
 
     def forget(self, key: Key) -> None:
         """Drop a plan whose model has changed."""
         self._plans.pop(key, None)
 
-    def learn(self, key: Key, request: InferRequest, entry: ModelEntry, response: InferResponse, head: Headers,
-              parts: Sequence[Part]) -> None:  # fmt: skip
+    def learn(self, key: Key, body: Part, request: InferRequest, entry: ModelEntry, response: InferResponse,
+              head: Headers, parts: Sequence[Part]) -> None:  # fmt: skip
         """Remember what a request that was answered the ordinary way has shown, if it is of the kind that repeats."""
-        plan = _plan(key[1], request, entry, response, head, parts)
+        if key in self._plans or not self._tries_left:
+            return
+        self._tries_left -= 1
+        plan = _plan(key, body, request, entry, response, head, parts)
         if plan is not None:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
 
+    def _renew(self, now_ns: int) -> None:
+        if now_ns - self._renewed_ns >= RENEWAL_NS:
+            self._renewed_ns = now_ns
+            self._tries_left = min(MAX_TRIES, self._tries_left + TRIES_PER_RENEWAL)
+
 
 def _plan(
-    asked: bytes,
+    key: Key,
+    body: Part,
     request: InferRequest,
     entry: ModelEntry,
     response: InferResponse,
@@ -112,19 +154,45 @@ def _plan(
     parts: Sequence[Part],
 ) -> Plan | None:
     signature = entry.signature
-    if signature is None or entry.model_py or request.request_id or request.explain or response.explained:
+    if signature is None or entry.model_py or request.request_id or request.explain or response.parameters:
         return None
-    if response.model != entry.name or response.version != entry.version or len(parts) != 1 + len(response.outputs):
+    if response.explained or response.model != entry.name or response.version != entry.version:
         return None
+    names = [spec.name for spec in signature.outputs]
+    if any(one.placed or one.classification or one.name not in names for one in response.outputs):
+        return None
+    in_json = key[2] < 0
+    if len(parts) != 1 + (0 if in_json else len(response.outputs)):
+        return None
+    rows = _rows(request, entry, signature, len(key[1]))
+    if rows is None:
+        return None
+    first = len(signature.inputs)
+    outputs = [(first + names.index(one.name), one) for one in response.outputs]
+    if in_json:
+        return json_plan(bytes(body), request, rows, outputs, head, bytes(parts[0]))
+    size = sum(map(len, parts))
+    return RawPlan(
+        rows,
+        key[1],
+        key[2],
+        tuple((tensor, len(part)) for (tensor, _), part in zip(outputs, parts[1:], strict=True)),
+        list(head),
+        bytes(parts[0]),
+        render_front(head, size) if size <= MAX_READY_BYTES else b"",
+    )
+
+
+def _rows(request: InferRequest, entry: ModelEntry, signature: Signature, at: int) -> Rows | None:
+    """Return how the request's tensors, whose elements begin at byte ``at``, are placed; None if not by bytes alone."""
     spans: dict[str, tuple[tuple[int, ...], int]] = {}
-    at = len(asked)
+    in_json = all(tensor.array is not None for tensor in request.inputs)
     for tensor in request.inputs:
-        if tensor.raw is None or tensor.region is not None:
+        if tensor.region is not None or (tensor.raw is None and not in_json):
             return None
-        spans[tensor.name] = (tensor.shape, at)
-        at += len(memoryview(tensor.raw))
+        spans[tensor.name] = (tensor.shape, 0 if in_json else at)
+        at += 0 if tensor.raw is None else len(memoryview(tensor.raw))
     inputs: list[tuple[int, int]] = []
-    shapes: list[tuple[int, ...]] = []
     rows = 1
     for spec in signature.inputs:
         # A BOOL byte must be looked at, and a BYTES tensor taken apart.
@@ -132,23 +200,11 @@ def _plan(
             return None
         shape, start = spans[spec.name]
         inputs.append((start, start + element_count(shape) * spec.element.itemsize))
-        shapes.append(shape)
         if spec.batch_axis is not None:
             rows = shape[spec.batch_axis]
-    variant = match_variant(signature, shapes)
+    variant = match_variant(signature, [spans[spec.name][0] for spec in signature.inputs])
     if variant < 0 or any(signature.variants[variant].dynamic_outputs):
         return None
     if signature.coalesces and rows > signature.max_rows:
         return None
-    names = [spec.name for spec in signature.outputs]
-    if any(one.placed or one.classification or one.name not in names for one in response.outputs):
-        return None
-    first = len(signature.inputs)
-    outputs = tuple(
-        (first + names.index(one.name), len(part)) for one, part in zip(response.outputs, parts[1:], strict=True)
-    )
-    size = sum(map(len, parts))
-    front = render_front(head, size) if size <= MAX_READY_BYTES else b""
-    return Plan(
-        entry, variant, rows, asked, tuple(inputs), outputs, request.timeout_us, list(head), bytes(parts[0]), front
-    )
+    return Rows(entry, variant, rows, tuple(inputs), request.timeout_us)

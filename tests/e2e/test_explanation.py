@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from engines.errors import Kind
 from frontend.explanation import REASONS, explanation
 from real_node import Node
 from worker.channel.placement import Reply
@@ -171,7 +172,7 @@ def test_the_metric_counts_every_execution_once(node: Node, ports: dict[str, int
 
 def test_every_reason_has_a_sentence_and_old_replies_have_none_to_tell() -> None:
     assert REASONS.keys() == set(Reason)
-    told = explanation(Reply(kind=0, queue_ns=1999, compute_ns=2000), 1)  # type: ignore[arg-type]
+    told = explanation(Reply(Kind.OK, words=(1, 0, 1999, 2000, 0, 0, 0, 0)), 1)
     assert told == {
         "batch_size": 0, "batch_rows": 0, "batch_requests": 0, "batch_reason": "none",
         "batch_reason_text": REASONS[Reason.NONE], "queue_us": 1, "compute_us": 2, "dispatch": 0,
