@@ -17,6 +17,7 @@ import pytest
 import onnx_models
 from bench.load import binary_infer, connect
 from engines.array.engine import ArrayEngine
+from engines.device.transfer import DIRECT_BYTES
 from manifests import manifest
 from node_models import rows_manifest
 from real_node import Node, raw_output, shared_memory_unchanged, until
@@ -25,11 +26,16 @@ pytestmark = pytest.mark.process
 
 CLIENTS, REQUESTS = 8, 12
 WIDTH = 64
+WIDE = DIRECT_BYTES // 4
+"""Columns of rows that are worth a copy of their own."""
 TESTS = Path(__file__).resolve().parents[1]
 
 _IN_THE_LIBRARYS_PLACE = """
+import logging
+
 import engines.device.opening as opening
 from engines.device.host import HostDevice
+from engines.device.transfer import Transfer
 from engines.tensorrt.names import Api
 from tensorrt_fake.library import World, fake_api
 
@@ -41,6 +47,13 @@ def open_device(index):
     return world.device
 
 
+def copy_out(transfer, source, stream, plainly=Transfer.copy_out):
+    plainly(transfer, source, stream)
+    if transfer.straight_bytes:
+        logging.getLogger("test").warning("straight bytes=%d", transfer.straight_bytes)
+
+
+Transfer.copy_out = copy_out
 opening.open_device = open_device
 Api.load = classmethod(lambda cls: fake_api("11.4", world))
 """
@@ -59,6 +72,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("first", "second")):
         path = onnx_models.mlp(root / "models" / name, layers=2, width=WIDTH, seed=seed)
         (path.parent / "manifest.yaml").write_text(rows_manifest(columns=WIDTH))
+    path = onnx_models.affine(root / "models" / "wide", columns=WIDE)
+    (path.parent / "manifest.yaml").write_text(rows_manifest(columns=WIDE))
     return root
 
 
@@ -107,13 +122,35 @@ def test_requests_of_many_clients_are_answered_by_tensorrt(node: Node, models: P
     check(node, models, 0)
 
 
+def test_large_rows_go_between_arenas_and_device_without_the_host(node: Node) -> None:
+    """Of several clients and frontends, in batches with padding: each row from its place, each answer to its place."""
+    node.wait_full_strength()
+    start = node.line_count()
+
+    async def client(number: int) -> None:
+        random = np.random.default_rng(number)
+        connection = await connect("127.0.0.1", node.ports["http_port"])
+        for _ in range(3):
+            rows = random.standard_normal((int(random.integers(1, 4)), WIDE)).astype(np.float32)
+            status, body = await connection.call(binary_infer("wide", {"INPUT": ("FP32", rows)}))
+            assert status == 200, body
+            np.testing.assert_allclose(raw_output(body, WIDE), rows * 2 + 1, rtol=1e-5)
+        connection.transport.close()
+
+    async def everyone() -> None:
+        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+    asyncio.run(everyone())
+    node.wait_line("straight bytes=", timeout_s=60, start=start)
+
+
 def test_new_worker_takes_the_plans_from_the_cache(node: Node, models: Path) -> None:
     node.wait_full_strength()
     built = node.log().count("tensorrt.built")
-    assert built == 2
+    assert built == 3
     before, start = node.pids("worker"), node.line_count()
     os.kill(before[0], signal.SIGKILL)
-    node.wait_line("tensorrt.opened model=second", start=start)
+    node.wait_line("tensorrt.opened model=wide", timeout_s=60, start=start)
     until("a new worker", lambda: node.full_strength() and node.pids("worker") != before)
     assert node.log().count("tensorrt.built") == built
     check(node, models, 1)
