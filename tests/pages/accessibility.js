@@ -101,7 +101,9 @@ while (walker.nextNode()) {
 }
 
 // Room
-if (document.scrollingElement.scrollWidth > innerWidth) found.push(`the page is ${document.scrollingElement.scrollWidth} wide on a screen of ${innerWidth}`);
+// A phone widens innerWidth to what does not fit.
+const room = phone ? Math.min(innerWidth, screen.width) : innerWidth;
+if (document.scrollingElement.scrollWidth > room) found.push(`the page is ${document.scrollingElement.scrollWidth} wide on a screen of ${room}`);
 for (const node of document.querySelectorAll("button, .button, summary, input:not([type=hidden]), nav a")) {
   const box = node.getBoundingClientRect();
   const target = node.labels && node.labels[0] ? node.labels[0].getBoundingClientRect() : box;

@@ -9,10 +9,13 @@ import pytest
 from chromium import Chromium, chromium, missing
 from pages_world import PagesWorld, Scene, furnish, pages_world
 
+from frontend.gateway_settings import AlertSettings
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesWorld]:
-    with pages_world(tmp_path_factory.mktemp("pages")) as running:
+    # Without alert rules: they would end the incidents of the scene, of which nothing is true.
+    with pages_world(tmp_path_factory.mktemp("pages"), alerts=AlertSettings(rules=())) as running:
         yield running
 
 
@@ -34,6 +37,8 @@ def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.fixture
 def browser(one_browser: Chromium) -> Iterator[Chromium]:
     """A browser that nobody is signed in with; a test that made it complain fails."""
+    # The page of the test before refreshes itself, and is refused once its cookie is gone.
+    one_browser.open("about:blank")
     one_browser.scripts(on=True)
     one_browser.zone("")
     one_browser.look()

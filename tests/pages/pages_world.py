@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from frontend.batches.keys import make_key
-from frontend.batches.store.route_rows import EdgeRow, MinuteRow, SignalRow
+from frontend.batches.store.route_rows import EdgeRow, IncidentRow, MinuteRow, SignalRow
 from frontend.batches.store.rows import BatchRow, Demand, SchedulingRow, WrittenFile
 from frontend.dispatcher import Dispatcher
 from frontend.gateway_settings import GatewayModel, GatewaySettings, RouteSettings
@@ -193,6 +194,21 @@ class PagesWorld:
         row = replace(row, updated_by=self.keys["ana"].id)
         self.data.run(self.data.store.scheduling.put_settings(row, None))
 
+    def incident(self, batch: BatchRow, ended_by: str = "") -> None:
+        """Raise an incident about a batch, and end it if ``ended_by`` says what did."""
+        alerts = self.data.store.alerts
+        details = {
+            "kind": "batch_stalled", "batch": batch.id, "mode": "gateway", "total": batch.request_total, "done": 12,
+            "minutes_without_progress": 61, "window_minutes": 60,
+        }  # fmt: skip
+        summary = f"Batch {batch.id} has made no progress for 61 minutes"
+        name = f"inc_{secrets.token_hex(8)}"
+        row = IncidentRow(name, "stalled", batch.id, batch.workspace_id, summary, json.dumps(details))
+        assert self.data.run(alerts.open_incident(row))
+        if ended_by:
+            ended = json.dumps(details | {"ended_by": ended_by})
+            assert self.data.run(alerts.resolve("stalled", batch.id, ended))
+
     def history(self, route: str, edges: list[tuple[float, str | None]], minutes: list[MinuteRow]) -> None:
         """Record what happened: edges by hours before now."""
         now_us = self.data.run(self.data.store.now_us())
@@ -303,6 +319,10 @@ def furnish(world: PagesWorld) -> Scene:
     )
     world.signal("own", None, 0)
     world.history("gpu-a", EDGES, a_day("gpu-a", now_us))
+    world.incident(broken)
+    world.incident(running, "progress")
+    world.incident(world.batch("hobby", 3, HOME))
+    world.put_settings(SchedulingRow("decommissioned", 3))
     return {
         "running": running, "waiting": waiting, "broken": broken, "mixed": mixed, "sales": sales, "done": done,
         "failed": failed, "new": new,

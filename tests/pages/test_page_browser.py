@@ -285,8 +285,47 @@ def test_the_chart_answers_why_nothing_ran(admin: Chromium, world: PagesWorld) -
     rows = admin.texts("#chart-table tbody tr")
     assert len(rows) == len(titles)
     assert any("Outside its time window" in row and "9 h" in row for row in rows)
+    # A bar may be too narrow to point at, and a phone shows no titles: a tap anywhere in the chart reads the moment.
+    admin.script(
+        "const bar = document.querySelector('.plot .gate.outside_window').getBoundingClientRect();"
+        "document.querySelector('.plot').dispatchEvent(new MouseEvent('click', {bubbles: true,"
+        " clientX: bar.left + bar.width / 2, clientY: bar.top + 120}));"
+    )
+    assert "9 h: Outside its time window" in admin.text(".chart-said")
     admin.click("nav.switch a")
     admin.wait(lambda: "Last 6 h" in admin.text("figcaption"))
+
+
+def test_a_form_that_others_have_overtaken_says_so_first(admin: Chromium, world: PagesWorld) -> None:
+    admin.open(f"{world.url}/routes/own/edit")
+    world.put_settings(SchedulingRow("own", 11))
+    field = admin.until("#max_concurrency")
+    field.clear()
+    field.send_keys("12")
+    admin.click("button.primary")
+    assert "Nothing was saved: key ana changed these settings" in admin.until("#problem").text
+    assert admin.focused().get_attribute("id") == "problem"
+    assert "in force now: 11 at once" in admin.text("#problem") and "in this form: 12 at once" in admin.text("#problem")
+    assert settings(world, "own").max_concurrency == 11
+    admin.shot("edit_overtaken")
+    admin.click("button.primary")
+    admin.until("p.note.good")
+    assert settings(world, "own").max_concurrency == 12
+    forget(admin)
+
+
+def test_a_weight_is_changed_where_it_stands(admin: Chromium, world: PagesWorld) -> None:
+    admin.open(f"{world.url}/workspaces")
+    field = admin.one("input[aria-label='Weight of sales, 1 to 100']")
+    field.clear()
+    field.send_keys("500", Keys.ENTER)
+    assert "Expected a whole number from 1 to 100" in admin.until("#problem").text
+    assert admin.focused().get_attribute("value") == "500"
+    admin.press(Keys.END, Keys.BACKSPACE, Keys.BACKSPACE, Keys.ENTER)
+    assert "sales has weight 5" in admin.until("p.note.good").text
+    admin.open(f"{world.url}/changes?what=batch_weight.updated")
+    assert admin.texts(".entry ins") == ["5"]
+    forget(admin)
 
 
 # How it looks, and who can read it
@@ -304,6 +343,11 @@ def places(scene: Scene) -> dict[str, str]:
         "batch_of_two_models": f"/batches/{scene['mixed'].id}",
         "batch_done": f"/batches/{scene['done'].id}",
         "cancel": f"/batches/{scene['running'].id}/cancel",
+        "route_gone": "/routes/decommissioned",
+        "incidents": "/incidents",
+        "incidents_past": "/incidents?status=past",
+        "changes": "/changes",
+        "workspaces": "/workspaces",
     }
 
 

@@ -196,8 +196,10 @@ def test_a_preview_names_what_a_change_of_clocks_does() -> None:
     one = OpenInterval(opens, closes, "", "", False, "one hour longer: the clocks go back")
     words = in_words(EXAMPLE)
     form = settings_form.from_document(settings_document(EXAMPLE))
-    preview = PreviewView(words, False, (one, replace(one, closes_us=None, closes_local=None, note="")), 12.4, 2000)
-    shown = preview_values(preview, form, DEPLOYMENT, "")
+    preview = PreviewView(
+        words, False, (one, replace(one, closes_us=None, closes_local=None, note="")), 12.4, 2000, None
+    )
+    shown = preview_values(preview, form, DEPLOYMENT, "", 0)
     first, endless = shown["intervals"]
     assert (first["day"], first["opens"], first["closes"], first["length"]) == (
         "Sat 31 Oct",
@@ -211,13 +213,14 @@ def test_a_preview_names_what_a_change_of_clocks_does() -> None:
     assert "12%" in html
     assert "2,000 minutes observed" in html
     assert "later EST" not in html
+    assert "This takes longer than usual" in html, "of the batches nothing could be told"
 
 
 def test_a_window_that_never_opens_is_said_before_it_is_saved() -> None:
     form = settings_form.from_document(settings_document(EXAMPLE))
-    preview = PreviewView(in_words(EXAMPLE), False, (), None, 0)
-    assert "This window never opens" in page("preview.html", **preview_values(preview, form, DEPLOYMENT, ""))
-    always = preview_values(replace(preview, always=True), form, DEPLOYMENT, "")
+    preview = PreviewView(in_words(EXAMPLE), False, (), None, 0, None)
+    assert "This window never opens" in page("preview.html", **preview_values(preview, form, DEPLOYMENT, "", 0))
+    always = preview_values(replace(preview, always=True), form, DEPLOYMENT, "", 0)
     assert "At any time." in page("preview.html", **always)
 
 

@@ -16,12 +16,11 @@ from frontend.openai.principal import Role
 from frontend.platform.access import BatchAccess, require_platform_reader
 from frontend.platform.pages.guard import HEADERS
 from frontend.platform.pages.rendering import Renderer
-from frontend.platform.pages.visits import Reply, Visit, first, link, redirect
+from frontend.platform.pages.visits import Reply, Visit, first, link, page_number, redirect
 from frontend.platform.read_models import BatchView
 from frontend.platform.views import BatchStatus, Changes, Views
 
 PAGE: Final = 25
-MAX_PAGES: Final = 4000
 LIST_LIVE: Final = "-live"
 STATUSES: Final[tuple[BatchStatus, ...]] = ("active", "finished", "all")
 ResultName = Literal["output", "errors"]
@@ -70,7 +69,7 @@ class BatchPages:
         principal = visit.signed_in.principal
         asked = first(visit.query, "status", "active")
         status: BatchStatus = next((one for one in STATUSES if one == asked), "active")
-        number = page_number(visit)
+        number = page_number(visit.query)
         offset = (number - 1) * PAGE
         totals = None
         may_cancel = visit.edits_platform
@@ -158,9 +157,3 @@ class BatchPages:
 def may_read_files(visit: Visit) -> bool:
     """Return whether results may be read: by everybody but auditors, of what they may see."""
     return visit.signed_in.principal.role is not Role.AUDITOR
-
-
-def page_number(visit: Visit) -> int:
-    """Return the page asked for, from 1."""
-    text = first(visit.query, "page", "1")
-    return min(MAX_PAGES, max(1, int(text))) if text.isascii() and text.isdigit() and len(text) < 6 else 1

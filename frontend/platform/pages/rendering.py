@@ -14,6 +14,7 @@ from frontend.platform.pages.visits import Reply, Visit, link
 LIVE_S: Final = 2
 """How often a page asks for its live part while somebody can see it."""
 CHART_S: Final = 30
+INCIDENTS_S: Final = 10
 
 
 class Renderer:
@@ -33,6 +34,7 @@ class Renderer:
             link=link,
             live_seconds=LIVE_S,
             chart_seconds=CHART_S,
+            incidents_seconds=INCIDENTS_S,
             batch_state=wording.batch_state,
             route_state=wording.route_state,
             lane_state=wording.lane_state,

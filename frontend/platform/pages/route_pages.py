@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -13,6 +14,7 @@ from frontend.batches.store.rows import SchedulingRow
 from frontend.openai.errors import ApiError
 from frontend.platform.access import require_platform_admin, require_platform_reader
 from frontend.platform.pages import chart, settings_form, wording
+from frontend.platform.pages.effect_words import effect_text
 from frontend.platform.pages.rendering import Renderer
 from frontend.platform.pages.settings_form import DAYS, FIELD_LABELS, SettingsForm
 from frontend.platform.pages.visits import Reply, Visit, first, link, redirect
@@ -21,6 +23,7 @@ from frontend.platform.views import Changes, Views
 
 SPANS: Final = ((6, "6 h"), (24, "24 h"), (72, "3 days"), (168, "7 days"))
 DEFAULT_HOURS: Final = 24
+SHOWN_EFFECTS: Final = 8
 LIST_LIVE: Final = "-live"
 """No route can be called so: ids begin with a letter or digit."""
 _LABELS: Final = {
@@ -63,11 +66,16 @@ class RoutePages:
                 return self._renderer.fragment("route_chart.html", visit, **await self._chart(visit, view))
             case (route_id, "edit"):
                 require_platform_admin(visit.signed_in.principal)
+                await self._require_configured(route_id)
                 return await (self._send(visit, route_id) if visit.posts else self._edit(visit, route_id))
             case (route_id, "preview") if visit.posts:
                 require_platform_admin(visit.signed_in.principal)
                 return await self._preview(visit, route_id)
         raise ApiError(404, "There is no page at this address.")
+
+    async def _require_configured(self, route_id: str) -> None:
+        if not (await self._views.deployment(route_id)).configured:
+            raise ApiError(409, "This route is not configured any more: its settings can be read, but not changed.")
 
     async def _route(self, visit: Visit, route_id: str) -> Reply:
         view = await self._views.route_view(route_id)
@@ -97,42 +105,64 @@ class RoutePages:
         document = settings_document.settings_document(view.settings)
         form = settings_form.from_document(document)
         preview = await self._views.preview(route_id, document)
-        return self._form(visit, view, form, preview=preview)
+        return self._form(visit, view, form, view.version, preview=preview)
 
     async def _send(self, visit: Visit, route_id: str) -> Reply:
         form = settings_form.from_fields(visit.form)
+        version = first(visit.form, "version")
         try:
             if first(visit.form, "do") == "preview":
                 preview = await self._views.preview(route_id, form.document())
-                return self._form(visit, await self._views.route_view(route_id), form, preview=preview)
-            await self._changes.put_settings(visit.signed_in.principal, route_id, form.document())
+                return self._form(visit, await self._views.route_view(route_id), form, version, preview=preview)
+            versions = frozenset({version}) if version else None
+            await self._changes.put_settings(visit.signed_in.principal, route_id, form.document(), versions)
         except ApiError as error:
-            if error.status != 400:
+            if error.status not in (400, 412):
                 raise
-            return self._form(visit, await self._views.route_view(route_id), form, error=error)
+            view = await self._views.route_view(route_id)
+            if error.status == 400:
+                return self._form(visit, view, form, version, error=error)
+            return await self._overtaken(visit, view, form)
         return redirect(link("routes", route_id, saved=1))
+
+    async def _overtaken(self, visit: Visit, view: RouteView, form: SettingsForm) -> Reply:
+        """Show the form again with what stands in it, and what others have saved since it was opened.
+
+        It carries the version that is shown now: who saves it once more has seen what that replaces.
+        """
+        route_id = view.deployment.id
+        preview = await self._views.preview(route_id, form.document())
+        mine = dict(words_said(preview.words, priority_supported=view.deployment.priority_supported))
+        theirs = words_said(plain_words.in_words(view.settings), priority_supported=view.deployment.priority_supported)
+        differences = [(title, text, mine[title]) for title, text in theirs if text != mine[title]]
+        return self._form(visit, view, form, view.version, preview=preview, differences=differences)
 
     def _form(
         self,
         visit: Visit,
         view: RouteView,
         form: SettingsForm,
+        version: str,
         *,
         preview: PreviewView | None = None,
         error: ApiError | None = None,
+        differences: Sequence[tuple[str, str, str]] | None = None,
     ) -> Reply:
+        """Return the form; ``differences``: title, what others saved, what stands in it; None if nobody did."""
         return self._renderer.page(
             "route_edit.html",
             visit,
-            http_status=400 if error else 200,
+            http_status=400 if error else 200 if differences is None else 412,
             view=view,
+            version=version,
+            differences=differences,
             form=form,
             days=DAYS,
             field_labels=FIELD_LABELS,
             zones=sorted(zones.names()),
             wrong=form.field_of(error.param) if error else None,
             message=in_a_form(str(error), error.param) if error else "",
-            **preview_values(preview, form, view.deployment, ""),
+            **preview_values(preview, form, view.deployment, "", view.now_us),
         )
 
     async def _preview(self, visit: Visit, route_id: str) -> Reply:
@@ -146,7 +176,9 @@ class RoutePages:
             if error.status != 400:
                 raise
             mistake = in_a_form(str(error), error.param)
-        return self._renderer.fragment("preview.html", visit, **preview_values(preview, form, deployment, mistake))
+        now_us = await self._views.now_us()
+        values = preview_values(preview, form, deployment, mistake, now_us)
+        return self._renderer.fragment("preview.html", visit, **values)
 
 
 def words_of(said: InWords, *, priority_supported: bool) -> list[tuple[str, str, str]]:
@@ -163,14 +195,29 @@ def words_of(said: InWords, *, priority_supported: bool) -> list[tuple[str, str,
     return found
 
 
-def preview_values(preview: PreviewView | None, form: SettingsForm, view: Deployment, mistake: str) -> dict[str, Any]:
+def words_said(said: InWords, *, priority_supported: bool) -> list[tuple[str, str]]:
+    """Return settings in plain words, the metrics URL among them: title and text."""
+    found = []
+    for title, text, more in words_of(said, priority_supported=priority_supported):
+        found.append((title, f"{text} ({more})" if more else text))
+    return found
+
+
+def preview_values(
+    preview: PreviewView | None, form: SettingsForm, view: Deployment, mistake: str, now_us: int
+) -> dict[str, Any]:  # fmt: skip
     """Return what the preview's template shows."""
+    found = None if preview is None else preview.effects
+    shown = found.batches[:SHOWN_EFFECTS] if found else ()
     zone = zone_named(form.timezone)
     return {
         "preview": preview,
         "preview_words": words_of(preview.words, priority_supported=view.priority_supported) if preview else (),
         "intervals": [_opening(one, zone) for one in preview.intervals] if preview else (),
         "mistake": mistake,
+        "effects": found,
+        "effect_rows": [effect_text(one, now_us) for one in shown],
+        "effects_left_out": found.left_out + len(found.batches) - len(shown) if found else 0,
     }
 
 

@@ -16,6 +16,7 @@ from frontend.openai.auth import Authenticator
 from frontend.platform.pages.app import PagesApp
 from frontend.platform.pages.assets import Assets
 from frontend.platform.pages.batch_pages import BatchPages, ResultFiles
+from frontend.platform.pages.platform_pages import ChangePages, IncidentPages, WorkspacePages
 from frontend.platform.pages.rendering import Renderer
 from frontend.platform.pages.route_pages import RoutePages
 from frontend.platform.pages.sessions import SecretUnusable, Sessions
@@ -66,6 +67,9 @@ class PagesService:
             {
                 "routes": RoutePages(views, changes, renderer),
                 "batches": BatchPages(views, changes, files, renderer),
+                "incidents": IncidentPages(views, renderer),
+                "workspaces": WorkspacePages(views, changes, renderer),
+                "changes": ChangePages(views, renderer),
             },
             pages.public_url,
         )

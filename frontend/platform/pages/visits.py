@@ -15,6 +15,7 @@ from frontend.platform.pages.sessions import SignedIn
 
 MAX_FORM_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 100
+MAX_PAGES: Final = 4000
 HTML: Final = (b"Content-Type", b"text/html; charset=utf-8")
 Fields = Mapping[str, tuple[str, ...]]
 """Values by name, in the order they came; a name that did not come is absent."""
@@ -72,6 +73,12 @@ def link(*segments: str, **query: str | int | None) -> str:
 def first(fields: Fields, name: str, default: str = "") -> str:
     """Return the first value of a field, without spaces around it."""
     return fields[name][0].strip() if name in fields else default
+
+
+def page_number(fields: Fields) -> int:
+    """Return the page of a list that is asked for, from 1."""
+    text = first(fields, "page", "1")
+    return min(MAX_PAGES, max(1, int(text))) if text.isascii() and text.isdigit() and len(text) < 6 else 1
 
 
 def read_fields(text: bytes) -> Fields:

@@ -5,6 +5,8 @@
 const LIVE_HEADERS = { "X-Live": "1" };
 const MAX_PAUSE_S = 30;
 const PREVIEW_DELAY_MS = 300;
+const PREVIEW_AGAIN_MS = 3000;
+const PREVIEW_TRIES = 10;
 
 document.documentElement.classList.add("scripted");
 
@@ -146,17 +148,27 @@ function previewWhileTyping(form) {
   const box = document.getElementById("preview");
   let timer = 0;
   let asked = 0;
+  let patience = PREVIEW_TRIES;
   const ask = async () => {
     const turn = ++asked;
     const body = new URLSearchParams(new FormData(form));
     try {
       const answer = await fetch(form.dataset.preview, { method: "POST", body, headers: LIVE_HEADERS, redirect: "error" });
       const html = await answer.text();
-      if (turn === asked && answer.ok) replacePart(box, html);
+      if (turn !== asked || !answer.ok) return;
+      replacePart(box, html);
+      askAgain();
     } catch {
       // The button of the form still previews, and Save checks everything again.
     }
   };
+  // What takes long is made meanwhile, for whoever asks next.
+  const askAgain = () => {
+    if (!box.querySelector("[data-again]") || --patience < 0) return;
+    clearTimeout(timer);
+    timer = setTimeout(ask, PREVIEW_AGAIN_MS);
+  };
+  askAgain();
   form.addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(ask, PREVIEW_DELAY_MS);
@@ -164,6 +176,18 @@ function previewWhileTyping(form) {
   const zone = form.querySelector("[data-browser-zone]");
   const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (zone && own) zone.value = own;
+}
+
+// Spans of the gate have titles, which neither touch screens nor narrow bars let anybody read.
+function readChart(event) {
+  const plot = event.target.closest && event.target.closest(".plot");
+  if (!plot) return;
+  const hit = [...plot.querySelectorAll("g > .gate")].find((bar) => {
+    const box = bar.getBoundingClientRect();
+    return event.clientX >= box.left && event.clientX <= box.right;
+  });
+  const said = plot.closest("figure").querySelector(".chart-said");
+  if (hit && said) said.textContent = hit.parentElement.querySelector("title").textContent;
 }
 
 // A menu closes when the reader turns to something else.
@@ -177,9 +201,12 @@ function closeMenus(event) {
 }
 
 localTimes(document);
+// A bar of names wider than the screen shows the one of this page.
+document.querySelectorAll(".bar [aria-current]").forEach((name) => name.scrollIntoView({ inline: "nearest", block: "nearest" }));
 // A chart wider than the screen begins with now.
 document.querySelectorAll(".chart > .scroll").forEach((box) => { box.scrollLeft = box.scrollWidth; });
 document.querySelectorAll("[data-live]").forEach((part) => new LivePart(part));
 document.querySelectorAll("form[data-preview]").forEach(previewWhileTyping);
+document.addEventListener("click", readChart);
 document.addEventListener("click", closeMenus);
 document.addEventListener("keydown", closeMenus);
