@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hpack import Decoder, Encoder
 
-from bench.grpc_double import EchoCall, echo_entry
+from bench.grpc_double import EchoApp, EchoCall, echo_entry
 from frontend.grpc_fast.service import Service
 from frontend.http2 import frames
 from frontend.http2.connection import Connection
@@ -52,9 +52,15 @@ class Waiting:
     limits = LIMITS
 
     def __init__(self) -> None:
-        self.entry = echo_entry()
+        self.table = [echo_entry()]
         self.done: list[Callable[[InferResponse], None]] = []
         self.array = np.zeros((1, 64), np.float32)
+
+    def entries(self) -> list[Any]:
+        return self.table
+
+    def entry(self, model: str, version: str = "") -> Any:
+        return self.table[0]
 
     def start(self, request: Any, arrival_ns: int, done: Any) -> EchoCall:
         self.done.append(done)
@@ -66,11 +72,21 @@ class Waiting:
             one(InferResponse("echo", "1", "request-17", [OutputTensor("y", "FP32", self.array)]))
 
 
-@pytest.mark.parametrize("elements", [64, 1 << 18], ids=["256 B", "1 MiB"])
-def test_a_turn_of_calls(benchmark: Any, elements: int) -> None:
-    """64 small calls, or one large one, in one read; answered together; one write."""
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["repeated", "ordinary", "large"])
+def test_a_turn_of_calls(benchmark: Any, kind: str, loop: asyncio.AbstractEventLoop) -> None:
+    """64 calls of 256 B, or a large one of 1 MiB, in one read; answered together; one write."""
+    elements = 1 << 18 if kind == "large" else 64
     serving: Any = Waiting()
-    service = Service(serving, GrpcSettings(reflection=False), LIMITS, HTTP2, asyncio.Event(), time.monotonic_ns)
+    app: Any = EchoApp(loop) if kind == "repeated" else None
+    settings = GrpcSettings(reflection=False)
+    service = Service(serving, settings, LIMITS, HTTP2, asyncio.Event(), time.monotonic_ns, app)
     connection = Connection(service, HTTP2, lambda: None, 0)
     connection.start()
     connection.receive(frames.PREFACE + frames.settings({}))
@@ -95,6 +111,8 @@ def test_a_turn_of_calls(benchmark: Any, elements: int) -> None:
     def turn(data: bytes) -> int:
         connection.receive(data)
         serving.answer()
+        if app is not None:
+            app.channel.answer()
         parts, releases = connection.sender.take()
         for release in releases:
             release()

@@ -33,8 +33,10 @@ class RepeatedCall(PlacedCall, WholeStream):
 
     def begin(self, connection: Connection) -> None:
         self._sender = connection.sender
+        # Not kept while the call waits: it may lie in a much longer read.
+        data, self._data = self._data, b""
         try:
-            self.start(self._app, self._template.rows, memoryview(self._data), self._first, self._timeout_ns)
+            self.start(self._app, self._template.rows, memoryview(data), self._first, self._timeout_ns)
         except Exception as error:
             self._fail(failure_of(error))
 
@@ -43,14 +45,19 @@ class RepeatedCall(PlacedCall, WholeStream):
 
     def answered(self, placement: Placement) -> None:
         template, memory = self._template, placement.memory
-        opening, size = template.opening_under(self._told_id)
-        parts = [opening]
-        for number, output_bytes, before in template.outputs:
-            at = placement.place_of(number)
-            if before:
-                parts.append(before)
-            parts.append(memory[at : at + output_bytes].tobytes())
-        placement.release()
+        try:
+            opening, size = template.opening_under(self._told_id)
+            parts = [opening]
+            for number, output_bytes, before in template.outputs:
+                at = placement.place_of(number)
+                if before:
+                    parts.append(before)
+                parts.append(memory[at : at + output_bytes].tobytes())
+        except Exception as error:
+            self.refused(failure_of(error))
+            return
+        finally:
+            placement.release()
         self._sender.answer(self, replies.HEAD, parts, size, replies.OK_TAIL, None)
 
     def refused(self, error: ServingError) -> None:

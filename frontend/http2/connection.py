@@ -210,9 +210,8 @@ class Connection:
         send_window = self.sender.initial_window + widened
         if (
             size > self._window
-            or size > self._stream_window
-            or (head.content_length != size and head.content_length >= 0)
             or len(streams) >= self._max_streams
+            or (head.content_length != size and head.content_length >= 0)
             or self._phase is _LAST_NAMED
             or head.malformed
             or not stream_id & 1

@@ -28,9 +28,9 @@ class Frames(Protocol):
         ...
 
     def whole(self, stream_id: int, head: Head, widened: int, data: bytes, at: int, stop: int) -> bool:
-        """A request, on a stream above ``last_id``, whose whole body is ``data[at:stop]``.
+        """A request, on a stream above ``last_id``, whose whole body is ``data[at:stop]``, within a stream's window.
 
-        ``widened`` is by how much it widens its window. False if it must be handed on in its parts.
+        ``widened`` is by how much it widens its own. False if it must be handed on in its parts.
         """
         ...
 
@@ -60,7 +60,8 @@ class Intake:
 
     __slots__ = (
         "_block", "_block_bytes", "_block_flags", "_block_stream", "_data_ends", "_data_left", "_data_padding",
-        "_data_stream", "_decoder", "_frames", "_limits", "_memo", "_most_whole", "_rest", "_state",
+        "_data_stream", "_decoder", "_frames", "_limits", "_memo", "_most_body", "_most_frame", "_most_whole", "_rest",
+        "_state",
     )  # fmt: skip
 
     def __init__(self, target: Frames, decoder: HeadDecoder, limits: Limits) -> None:
@@ -70,6 +71,8 @@ class Intake:
         self._limits = limits
         # The longest frame besides DATA that can be right, with its padding and priority.
         self._most_whole = max(frames.DEFAULT_FRAME_BYTES, limits.max_header_bytes + 512)
+        self._most_frame = limits.frame_bytes
+        self._most_body = min(limits.frame_bytes, limits.stream_window_bytes)
         self._rest = b""
         # 0: the preface is due, 1: SETTINGS are due, 2: anything.
         self._state = 0
@@ -119,7 +122,7 @@ class Intake:
         unpack = frames.HEADER.unpack_from
         memo = self._memo
         target = self._frames
-        most = self._limits.frame_bytes
+        most = self._most_frame
         while end - at >= 9 and not target.over:
             high, low, kind, flags, stream_id = unpack(data, at)
             length = high << 8 | low
@@ -166,7 +169,7 @@ class Intake:
         at += 9
         length = high << 8 | low
         stop = at + length
-        if kind or flags != 1 or same != stream_id or stop > end or length > self._limits.frame_bytes:
+        if kind or flags != 1 or same != stream_id or stop > end or length > self._most_body:
             return 0
         return stop if self._frames.whole(stream_id, head, widened, data, at, stop) else 0
 
