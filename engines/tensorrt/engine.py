@@ -20,7 +20,7 @@ from engines.errors import NotReady
 from engines.process_memory import release_freed
 from engines.tensor import NDArray
 from engines.tensorrt.context import ProfileContext
-from engines.tensorrt.memory import LibraryMemory, Owner
+from engines.tensorrt.memory import MORE_ROOM, LibraryMemory, Owner
 from engines.tensorrt.model import TensorRTModel
 from engines.tensorrt.names import Api, MessageLog
 from engines.tensorrt.planning import NO_WEIGHTS, Planned, Planner
@@ -161,7 +161,9 @@ class TensorRTEngine:
             engine = self._runtime.deserialize_cuda_engine(planned.plan)
         if engine is None and self._memory.refused is not None:
             self._memory.sweep()
-            raise OutOfDeviceMemory(f"model '{owner.title}': TensorRT does not load it: {self._memory.refused}")
+            raise OutOfDeviceMemory(
+                f"model '{owner.title}': TensorRT does not load it: {self._memory.refused}; {MORE_ROOM}"
+            )
         return engine
 
     def _told(self) -> str:

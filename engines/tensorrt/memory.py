@@ -14,9 +14,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from engines.device.base import Buffer, Device
 from engines.device.errors import OutOfDeviceMemory
+
+MORE_ROOM: Final = "lower runtime.weight_cache_fraction, so that the arena leaves more beside it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

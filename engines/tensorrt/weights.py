@@ -16,7 +16,7 @@ from engines.device.errors import OutOfDeviceMemory
 from engines.device.weights import SlabWeights
 from engines.errors import NotReady
 from engines.tensor import NDArray
-from engines.tensorrt.memory import LibraryMemory, Owner
+from engines.tensorrt.memory import MORE_ROOM, LibraryMemory, Owner
 from engines.tensorrt.rooms import Rooms
 
 
@@ -178,7 +178,9 @@ class DeferredWeights:
             if not loaded:
                 refused = self._memory.refused
                 if refused is not None:
-                    raise OutOfDeviceMemory(f"model '{self._title}': its weights are inside its plan: {refused}")
+                    raise OutOfDeviceMemory(
+                        f"model '{self._title}': its weights are inside its plan: {refused}; {MORE_ROOM}"
+                    )
                 raise NotReady(f"{self._title}: TensorRT does not load the plan's weights: {self._told()}")
             self.generation += 1
 
