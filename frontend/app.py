@@ -164,7 +164,7 @@ class FrontendApp:
 
     def repeat(self, plan: Plan, exchange: Exchange, elements: Part, refuse: Refuse) -> None:
         """Begin a request that a plan describes: the exchange is answered by its outputs, or by ``refuse``, or gone."""
-        RepeatCall(plan, exchange, refuse).begin(self, elements)
+        RepeatCall(self, plan, exchange, elements, refuse)
 
     def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
         """Return the deadline of a request without further options."""

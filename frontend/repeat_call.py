@@ -21,15 +21,13 @@ Refuse = Callable[[Exchange, ServingError], None]
 class RepeatCall(PlacedCall):
     """One such request: answers its exchange with the outputs, or has ``refuse`` answer with the error."""
 
-    def __init__(self, plan: Plan, exchange: Exchange, refuse: Refuse) -> None:
+    def __init__(self, app: FrontendApp, plan: Plan, exchange: Exchange, elements: Part, refuse: Refuse) -> None:
+        """Place and submit; any failure is the answer."""
         self._plan = plan
         self._exchange = exchange
         self._refuse = refuse
-
-    def begin(self, app: FrontendApp, elements: Part) -> None:
-        """Place and submit; any failure is the answer."""
-        self._exchange.on_disconnect = self.withdraw
-        self.start(app, self._plan.rows, elements, 0, 0)
+        exchange.on_disconnect = self.withdraw
+        self.start(app, plan.rows, elements, 0, 0)
 
     def answered(self, placement: Placement) -> None:
         exchange = self._exchange
