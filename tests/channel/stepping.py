@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -135,8 +136,12 @@ class RecordWords:
     def __getitem__(self, index: int) -> int:
         return self._memory.load(self._first + index)
 
-    def __setitem__(self, index: int, value: int) -> None:
-        self._memory.store(self._first + index, int(value))
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        if isinstance(index, slice):
+            for at, word in enumerate(value, index.start):
+                self._memory.store(self._first + at, word)
+        else:
+            self._memory.store(self._first + index, int(value))
 
 
 class RecordRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 
 import numpy as np
@@ -121,15 +122,22 @@ class RingMachine(RuleBasedStateMachine):
         self.model.append(self.pushed)
         self.pushed += 1
 
-    @rule(count=st.integers(0, 20))
-    def publish(self, count: int) -> None:
+    @rule(count=st.integers(0, 20), flat=st.booleans())
+    def publish(self, count: int, flat: bool) -> None:
         numbers = list(range(self.pushed, self.pushed + count))
         block = record_block([record(number) for number in numbers])
+
+        def publish() -> None:
+            if flat:
+                self.producer.publish_words(array("Q", block.ravel().tolist()))
+            else:
+                self.producer.publish(block)
+
         if len(self.model) + count > self.capacity:
             with pytest.raises(RingFull):
-                self.producer.publish(block)
+                publish()
             return
-        self.producer.publish(block)
+        publish()
         self.model.extend(numbers)
         self.pushed += count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 
 import pytest
 from stepping import Memory, RecordRows, RecordWords, Stuck, Word
@@ -39,8 +40,10 @@ def produce(ring: RingMemory) -> None:
         try:
             if count == 1:
                 producer.push(record(number))
-            else:
+            elif number % 2:
                 producer.publish(record_block([record(number + more) for more in range(count)]))
+            else:
+                producer.publish_words(array("Q", [word for more in range(count) for word in record(number + more)]))
         except RingFull:
             continue
         number += count

@@ -7,8 +7,6 @@ from array import array
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from engines.errors import Kind
 from engines.tensor import NDArray
 from worker.channel.doorbell import Bell
@@ -64,7 +62,7 @@ class Channel:
         self._read_up_to = read_up_to
         self._on_corrupt = on_corrupt
         self._on_release = on_release
-        self._buffered = array("Q")
+        self._buffered: list[int] = []
         self._next_text_slot = 0
 
     def take(self) -> list[Record]:
@@ -118,11 +116,11 @@ class Channel:
         buffered = self._buffered
         if not buffered:
             return
-        self._buffered = array("Q")
+        self._buffered = []
         if self.closed:
             return
         try:
-            self._replies.publish(np.frombuffer(buffered, dtype=np.uint64).reshape(-1, RECORD_WORDS))
+            self._replies.publish_words(array("Q", buffered))
         except (RingCorrupt, RingFull) as error:
             self._on_corrupt(self, str(error))
             return
@@ -131,7 +129,7 @@ class Channel:
     def close(self) -> None:
         """Stop talking; the server calls it when the frontend is gone."""
         self.closed = True
-        self._buffered = array("Q")
+        self._buffered = []
 
     def release(self) -> None:
         """Give mapping, doorbell and id back, once, when nothing of this channel runs any more."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, islice, takewhile
+from typing import Final
 
 from worker.channel.records import Reason
 from worker.scheduling.types import BatchPlan, ModelSpec, Request
+
+_PIECE: Final = 32
+"""Requests looked at in one go."""
 
 
 def plan_batch(
@@ -70,19 +75,24 @@ def max_batch_rows(spec: ModelSpec) -> int:
     return min(spec.max_batch_size or largest, largest) if largest else 1
 
 
-def _window(front: Request, others: Iterable[Request], reach: int) -> tuple[list[int], bool]:
+def _window(front: Request, others: Iterator[Request], reach: int) -> tuple[list[int], bool]:
     """Return the running row totals of the window up to ``reach`` rows, and whether another shape ended it."""
     variant = front.variant
-    rows = front.rows
-    ends = [rows]
-    if rows >= reach:
-        return ends, False
-    for request in others:
-        if request.variant != variant:
+    ends = [front.rows]
+    while ends[-1] < reach:
+        # Every request has a row at least. In pieces: the next few may fill the batch, the queue may be long.
+        piece = list(islice(others, min(reach - ends[-1], _PIECE)))
+        same = [request.rows for request in piece if request.variant == variant]
+        if len(same) < len(piece):
+            same = [request.rows for request in takewhile(lambda request: request.variant == variant, piece)]
+        totals = list(accumulate(same, initial=ends[-1]))[1:]
+        enough = bisect_left(totals, reach) + 1
+        ends += totals[:enough]
+        if enough <= len(totals):
+            break
+        if len(same) < len(piece):
             return ends, True
-        rows += request.rows
-        ends.append(rows)
-        if rows >= reach:
+        if not piece:
             break
     return ends, False
 
