@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _show(client.manage(path), as_json=arguments.json)
         document = _read(arguments.file)
         if arguments.preview:
-            return _preview(client.change("POST", f"{path}/preview", document), as_json=arguments.json)
+            return print_preview(client.change("POST", f"{path}/preview", document), as_json=arguments.json)
         return _show(client.change("PUT", path, document), as_json=arguments.json)
     except CallFailed as error:
         print(f"ringserve: {error}", file=sys.stderr)
@@ -102,7 +102,8 @@ def _show(found: Mapping[str, Any], *, as_json: bool) -> int:
     return EXIT_DONE
 
 
-def _preview(found: Mapping[str, Any], *, as_json: bool) -> int:
+def print_preview(found: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what settings would mean; return 0."""
     if as_json:
         return _tell(found)
     for name, title in TITLES:
@@ -114,7 +115,20 @@ def _preview(found: Mapping[str, Any], *, as_json: bool) -> int:
         print(f"opens    {one['opens_local']} to {one['closes_local'] or 'further than a year'}{note}")
     if not found["always"] and not found["intervals"]:
         print("opens    never within a year")
+    effects = found["effects"]
+    if effects is None:
+        print("batches  cannot be foreseen now; ask again")
+        return EXIT_DONE
+    for one in effects["data"]:
+        print(f"batch    {one['batch_id']}: ends {_end(one['now'])} now, {_end(one['then'])} then")
+    if effects["left_out"] or effects["personal"]:
+        print(f"batches  {effects['left_out']} more, {effects['personal']} of personal workspaces")
     return EXIT_DONE
+
+
+def _end(eta: Mapping[str, Any]) -> str:
+    risk = ", may expire" if eta["at_risk"] else ""
+    return f"{eta['eta_p50'] or 'at an unknown time'} (9 of 10: {eta['eta_p90'] or 'unknown'}{risk})"
 
 
 def _state(status: Mapping[str, Any]) -> str:

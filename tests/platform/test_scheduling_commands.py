@@ -14,6 +14,7 @@ from platform_world import Key, PlatformWorld
 from frontend.batches.store.rows import BatchRow, Demand
 from frontend.cli import main
 from frontend.commands.batch_outlook import page_lines
+from frontend.commands.scheduling import print_preview
 from frontend.openai.principal import Role
 from store_world import LEASE_US
 
@@ -135,6 +136,26 @@ def test_a_preview_changes_nothing(platform: PlatformWorld, run: Run, tmp_path: 
     file.write_text('{"max_concurrency": 2}')
     _, out, _ = run(admin, "batch-scheduling", "set", "cloud", str(file), "--preview")
     assert "opens    at any time" in out
+
+
+def test_a_preview_says_when_batches_would_end(capsys: pytest.CaptureFixture[str]) -> None:
+    eta = {"eta_p50": "2026-10-09T12:00:00Z", "eta_p90": None, "at_risk": True}
+    row = {"batch_id": "batch_1", "now": eta, "then": eta | {"eta_p90": "2026-10-09T14:00:00Z", "at_risk": False}}
+    words = dict.fromkeys(("concurrency", "live_traffic", "server_load", "metrics_url", "window", "priority"), "Off")
+    found = {
+        "in_words": words,
+        "always": True,
+        "intervals": [],
+        "effects": {"data": [row], "left_out": 2, "personal": 1},
+    }
+    assert print_preview(found, as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "batch    batch_1: ends 2026-10-09T12:00:00Z (9 of 10: unknown, may expire) now,"
+        " 2026-10-09T12:00:00Z (9 of 10: 2026-10-09T14:00:00Z) then",
+        "batches  2 more, 1 of personal workspaces",
+    ]
+    print_preview(found | {"effects": None}, as_json=False)
+    assert "cannot be foreseen now" in capsys.readouterr().out
 
 
 def test_refusals_name_the_field_and_say_how_it_ended(platform: PlatformWorld, run: Run, tmp_path: Path) -> None:
