@@ -72,6 +72,7 @@ class Connection:
         self._stream_window = limits.stream_window_bytes
         self._budget = Budget(limits)
         self._controls = Controls(self, self.sender, self._budget)
+        self.window_update = self._controls.window_update
 
     # What the transport's side calls
 

@@ -50,7 +50,7 @@ class Controls:
         """Do what one frame asks for, or count it."""
         match kind:
             case frames.WINDOW_UPDATE:
-                self._on_window_update(stream_id, payload)
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must be of 4 bytes")
             case frames.SETTINGS:
                 self._on_settings(stream_id, flags, payload)
             case frames.PING:
@@ -72,11 +72,9 @@ class Controls:
             case _:
                 self._budget.idle("unknown frames")
 
-    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must be of 4 bytes")
+    def window_update(self, stream_id: int, increment: int) -> None:
+        """Let more be sent on a stream, or on all of them."""
         self.spend("WINDOW_UPDATE frames")
-        increment = frames.word(payload, 0)
         if stream_id == 0:
             if not increment:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")

@@ -50,6 +50,10 @@ class Frames(Protocol):
         """The end of that frame."""
         ...
 
+    def window_update(self, stream_id: int, increment: int) -> None:
+        """A WINDOW_UPDATE of the right length."""
+        ...
+
     def control(self, stream_id: int, kind: int, flags: int, payload: bytes) -> None:
         """Any other frame."""
         ...
@@ -119,7 +123,7 @@ class Intake:
     def _whole_frames(self, data: bytes, at: int) -> int:
         """Handle every frame that is there; return where what is left begins."""
         end = len(data)
-        unpack = frames.HEADER.unpack_from
+        unpack, word = frames.HEADER.unpack_from, frames.word
         memo = self._memo
         target = self._frames
         most = self._most_frame
@@ -151,7 +155,11 @@ class Intake:
                     target.open(stream_id, head, ends=flags & 1 == 1)
                     at = stop
                     continue
-            self._on_frame(stream_id, kind, flags, data[at + 9 : stop])
+            if kind == 8 and length == 4 and self._block is None and self._state == 2:
+                # One or two come with every call of clients on gRPC's C core.
+                target.window_update(stream_id, word(data, at + 9))
+            else:
+                self._on_frame(stream_id, kind, flags, data[at + 9 : stop])
             at = stop
         return at
 
