@@ -63,7 +63,7 @@ class WaitHistogram:
     def _count(self) -> list[int]:
         """Sort what was not counted yet into its buckets; return all counts."""
         if self._uncounted:
-            waits_ns = np.maximum(np.array(self._uncounted, np.int64), 0)
+            waits_ns = np.array([wait_ns if wait_ns > 0 else 0 for wait_ns in self._uncounted], np.int64)
             buckets = np.searchsorted(_FINE_BOUNDS_NS, waits_ns)
             self._counted += np.bincount(buckets, minlength=len(self._counted))
             self._sum_ns += int(waits_ns.sum())
