@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -109,6 +110,9 @@ class FrontendProcess:
         )
         try:
             await self._start_servers(self._http, self._grpc)
+            # What was loaded stays: the collector need not look through it again while requests wait.
+            gc.collect()
+            gc.freeze()
             self._report()
             await self._until_stopped(loop)
             await self._drain(app)

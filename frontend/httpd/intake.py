@@ -34,8 +34,6 @@ FRAMING_PER_BODY_BYTE = 16
 
 
 class Owner(Protocol):
-    """What an intake needs of its connection."""
-
     def full(self) -> bool: ...
     def completed(self, exchange: Exchange) -> None: ...
     def refuse(self, exchange: Exchange | None, status: int, message: str) -> None: ...
@@ -69,8 +67,7 @@ class Intake:
         self._url = b""
         self._headers: dict[bytes, bytes] | None = None
         self._header_bytes = 0
-        self._fed_bytes = 0
-        self._received = 0
+        self._fed_bytes = self._received = 0
         self._exchange: Exchange | None = None
         self._sink: BodySink | None = None
         self._buffer: BodyBuffer | None = None
