@@ -17,7 +17,7 @@ from frontend.execution import Execution
 from frontend.explanation import explanation
 from frontend.inference import ExecutableInput, InferRequest, InferResponse, OutputTensor, Parameter, Room
 from frontend.kserve.checks import Checked, CheckedInput, check
-from frontend.kserve.contract import contract_of
+from frontend.kserve.contract import Contract
 from frontend.kserve.memory_tensors import bind_tensors, place_output, release_all
 from frontend.serving import Done
 from worker.channel.messages import ModelEntry
@@ -37,8 +37,8 @@ class InferCall:
     """
 
     __slots__ = (
-        "_app", "_bound", "_done", "_execution", "_explanation", "_over", "_placement", "_request", "_task",
-        "arrival_ns", "deadline_ns", "entry",
+        "_app", "_bound", "_contract", "_done", "_execution", "_explanation", "_over", "_placement", "_request",
+        "_task", "arrival_ns", "deadline_ns", "entry",
     )  # fmt: skip
 
     def __init__(self, app: FrontendApp, request: InferRequest, arrival_ns: int, done: Done) -> None:
@@ -51,6 +51,7 @@ class InferCall:
         self._over = False
         self._bound: list[Room] | None = None
         self._explanation: dict[str, Parameter] | None = None
+        self._contract: Contract | None = None
         self.arrival_ns = arrival_ns
         self.deadline_ns = 0
         self.entry: ModelEntry | None = None
@@ -87,6 +88,7 @@ class InferCall:
         if app.memory.enabled:
             self._bound = bind_tensors(self._request, app.memory, app.limits)
         checked = check(self._request, entry, app.limits)
+        self._contract = checked.contract
         self.deadline_ns = app.deadline_ns(self._request, checked, self.arrival_ns)
         self._refuse_late()
         return checked
@@ -97,10 +99,10 @@ class InferCall:
 
     def _run(self, checked: Checked) -> None:
         entry = self.entry
-        assert entry is not None and entry.signature is not None
+        assert entry is not None
         if entry.model_py:
             self._task = self._app.loop.create_task(self._run_hooked(checked))
-        elif checked.rows > contract_of(entry.signature).whole_rows:
+        elif checked.rows > checked.contract.whole_rows:
             self._execute([given.executable() for given in checked.inputs], checked.rows, self._on_executed)
         else:
             self._submit(entry, checked)
@@ -133,14 +135,14 @@ class InferCall:
 
     def _variant(self, inputs: Sequence[ExecutableInput]) -> int:
         """Return the served variant that fits the shapes of executable inputs."""
-        assert self.entry is not None and self.entry.signature is not None
-        signature = self.entry.signature
-        variant = contract_of(signature).variant
+        contract = self._contract
+        assert contract is not None
+        variant = contract.variant
         if variant < 0:
             shapes = [array.shape for array in inputs]
-            variant = match_variant(signature, shapes)
+            variant = match_variant(contract.signature, shapes)
             if variant < 0:
-                raise InvalidInput(compiled_text(signature, shapes))
+                raise InvalidInput(compiled_text(contract.signature, shapes))
         return variant
 
     def _execute(
@@ -225,9 +227,8 @@ class InferCall:
         Raises:
             InvalidInput: one does not fit there, or the memory is gone; the caller releases.
         """
-        entry, request = self.entry, self._request
-        assert entry is not None and entry.signature is not None
-        contract = contract_of(entry.signature)
+        entry, request, contract = self.entry, self._request, self._contract
+        assert entry is not None and contract is not None
         wanted = contract.wanted if request.outputs is None else request.outputs
         outputs: list[OutputTensor] = []
         for one in wanted:

@@ -18,7 +18,6 @@ from frontend.kserve.classification import classify
 from frontend.kserve.client_memory import read_range
 from frontend.kserve.json_data import NESTING_TEXT, decode_data, encode_data
 from frontend.kserve.parameters import (
-    NO_OPTIONS,
     classification_parameter,
     flag_parameter,
     read_parameters,
@@ -36,12 +35,15 @@ RAW_REQUEST: Final = ""
 Headers = list[tuple[str, str]]
 
 
+_NO_DATA: Final = Raw()
+
+
 class _Input(msgspec.Struct, gc=False):
     name: str
-    shape: list[int]
+    shape: tuple[int, ...]
     datatype: str
     parameters: dict[str, Any] | None = None
-    data: Raw = Raw()
+    data: Raw = _NO_DATA
 
 
 class _Output(msgspec.Struct, gc=False):
@@ -56,6 +58,7 @@ class _Body(msgspec.Struct, gc=False):
     outputs: list[_Output] | None = None
 
 
+_NO_BINARY: Final = memoryview(b"")
 _decoder: Final = msgspec.json.Decoder(_Body)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -73,14 +76,14 @@ def decode_infer(
         TooLarge: the body, or the number of tensors, is over its limit.
         Unsupported: a tensor lies in client shared memory, which is not offered.
     """
+    refuse_large(len(body), limits)
+    if header_length is None:
+        return _request(model, version, body, _NO_BINARY, limits)
     view = memoryview(body)
-    refuse_large(len(view), limits)
     if header_length == 0:
         tensor = InputTensor(RAW_REQUEST, RAW_REQUEST, (), raw=view)
         return InferRequest(model, version, "", [tensor], binary_default=True)
-    if header_length is None:
-        header_length = len(view)
-    elif not 0 <= header_length <= len(view):
+    if not 0 <= header_length <= len(view):
         raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, expected 0 to {len(view)}, the length of the body")
     return _request(model, version, view[:header_length], view[header_length:], limits)
 
@@ -97,22 +100,26 @@ def decode_promised(
     Raises:
         ServingError: as ``decode_infer`` would of the whole body.
     """
-    return _request(model, version, memoryview(text), tensor_bytes, limits)
+    return _request(model, version, text, tensor_bytes, limits)
 
 
 def _request(
-    model: str, version: str, text: memoryview, binary: memoryview | int, limits: EndpointSettings
+    model: str, version: str, text: Buffer, binary: memoryview | int, limits: EndpointSettings
 ) -> InferRequest:
     document = _parse(text)
     refuse_many(len(document.inputs), "inputs", limits)
-    options = read_parameters(document.parameters) if document.parameters else NO_OPTIONS
+    options = read_parameters(document.parameters) if document.parameters else None
+    inputs = _read_inputs(model, document.inputs, binary, limits)
+    outputs = _read_outputs(document.outputs, limits) if document.outputs else None
+    if options is None:
+        return InferRequest(model, version, document.id or "", inputs, outputs)
     return InferRequest(
         model,
         version,
         document.id or "",
-        _read_inputs(model, document.inputs, binary, limits),
-        _read_outputs(document.outputs, limits),
-        dict(options.values),
+        inputs,
+        outputs,
+        options.values,
         options.binary_default,
         options.timeout_us,
         explain=options.explain,
@@ -160,8 +167,8 @@ def encode_infer(response: InferResponse, binary_default: bool = False) -> tuple
     return [("Content-Type", BINARY_TYPE), (HEADER_LENGTH, str(len(header)))], [header, *parts]
 
 
-def _parse(text: memoryview) -> _Body:
-    if not text:
+def _parse(text: Buffer) -> _Body:
+    if not len(text):
         raise InvalidInput("failed to parse the request JSON buffer: The document is empty")
     try:
         return _decoder.decode(text)
@@ -181,10 +188,12 @@ def _read_inputs(
     for item in described:
         dtype = read_datatype(item.name, item.datatype)
         shape = read_shape(item.name, item.shape)
-        parameters = item.parameters or {}
-        size = parameters.get("binary_data_size")
-        region = read_range(parameters, f"input '{item.name}'", limits.system_shared_memory) if parameters else None
-        has_data = len(memoryview(item.data)) > 0
+        size = region = None
+        if parameters := item.parameters:
+            size = parameters.get("binary_data_size")
+            if size is None or len(parameters) > 1:
+                region = read_range(parameters, f"input '{item.name}'", limits.system_shared_memory)
+        has_data = item.data is not _NO_DATA
         if region is not None:
             if has_data or size is not None:
                 raise InvalidInput(
@@ -202,7 +211,7 @@ def _read_inputs(
             array = decode_data(item.name, dtype, shape, item.data, limits.max_bytes_element)
             inputs.append(InputTensor(item.name, item.datatype, shape, array=array))
             continue
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if type(size) is not int or size < 0:
             raise InvalidInput(f"input '{item.name}': Unable to parse 'binary_data_size': expected an integer >= 0")
         if size > binary_bytes - at:
             raise InvalidInput(
@@ -222,20 +231,20 @@ def _read_inputs(
     return inputs
 
 
-def _read_outputs(described: list[_Output] | None, limits: EndpointSettings) -> list[RequestedOutput] | None:
-    if not described:
-        return None
+def _read_outputs(described: list[_Output], limits: EndpointSettings) -> list[RequestedOutput]:
     refuse_many(len(described), "outputs", limits)
     outputs: list[RequestedOutput] = []
     for item in described:
         output = RequestedOutput(item.name)
-        for key, value in (item.parameters or {}).items():
-            if key == "binary_data":
-                output.binary = flag_parameter(key, value, f"output '{item.name}'")
-            elif key == "classification":
-                output.classification = classification_parameter(value, item.name)
-        if item.parameters:
-            output.region = read_range(item.parameters, f"output '{item.name}'", limits.system_shared_memory)
+        if parameters := item.parameters:
+            where = f"output '{item.name}'"
+            for key, value in parameters.items():
+                if key == "binary_data":
+                    output.binary = flag_parameter(key, value, where)
+                elif key == "classification":
+                    output.classification = classification_parameter(value, item.name)
+            if output.binary is None or len(parameters) > 1:
+                output.region = read_range(parameters, where, limits.system_shared_memory)
         outputs.append(output)
     return outputs
 

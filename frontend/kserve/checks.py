@@ -85,11 +85,13 @@ class Checked:
     """A request that fits its model; not changed afterwards.
 
     Attributes:
+        contract: of the model that it fits.
         inputs: in the order of ``client_inputs``.
         rows: size of the batch axis over all inputs, at least 1; 1 if no client input has a batch axis.
         outputs: what is wanted, in the client's order; every client output if it listed none.
     """
 
+    contract: Contract
     inputs: list[CheckedInput]
     rows: int
     outputs: Sequence[RequestedOutput]
@@ -128,7 +130,7 @@ def check(request: InferRequest, entry: ModelEntry, limits: EndpointSettings) ->
                 inputs.append(CheckedInput(spec, tensor.shape, raw, None))
             else:
                 inputs.append(_check_content(tensor, spec, entry.name, limits))
-    return Checked(inputs, form.rows, _check_outputs(request, contract, form.rows, entry.name, limits))
+    return Checked(contract, inputs, form.rows, _check_outputs(request, contract, form.rows, entry.name, limits))
 
 
 def _compare(

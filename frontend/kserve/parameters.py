@@ -13,14 +13,15 @@ MAX_TIMEOUT_US: Final = 30 * 24 * 3600 * 1_000_000
 """Longest ``timeout`` a request may name: thirty days. More is a unit mistake, and would overflow a deadline in ns."""
 MAX_PRIORITY: Final = 2**32 - 1
 EXPLAIN: Final = "ringserve_explain"
+_SIMPLE: Final = (bool, int, float, str)
 _RESERVED: Final = "triton_"
 _ALLOWED_RESERVED: Final = "triton_enable_empty_final_response"
 """Set by one load generator on every gRPC request; without decoupled models it changes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Options:
-    """What the parameters of a request mean.
+    """What the parameters of a request mean; made for that request alone.
 
     Attributes:
         values: every parameter as sent, for hooks.
@@ -35,9 +36,6 @@ class Options:
     explain: bool = False
 
 
-NO_OPTIONS: Final = Options({})
-
-
 def read_parameters(parameters: Mapping[str, Any]) -> Options:
     """Check request-level parameters and return their meaning; unknown keys are kept, sequence keys mean nothing here.
 
@@ -49,7 +47,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> Options:
     binary_default = False
     explain = False
     for key, value in parameters.items():
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(value, _SIMPLE):
             raise InvalidInput(
                 f"parameter '{key}': expected a string, a number or a boolean, got {_name_of_type(value)}"
             )
