@@ -17,9 +17,9 @@ def main() -> int:
     settings = read_settings(int(sys.argv[1]), BatchesSettings)
     batches = settings.gateway.batches
     times = Timings(
-        tick_s=0.1, pass_s=0.05, publish_s=0.05, heartbeat_s=0.3, access_s=0.5, first_pause_s=0.1, retry_base_s=0.1,
-        segment_lines=64, lease_s=batches.lease_seconds, renew_s=batches.lease_renew_seconds,
-        outage_first_s=0.02, outage_longest_s=0.2,
+        tick_s=0.1, pass_s=0.05, publish_s=0.05, heartbeat_s=0.3, access_s=0.5, reading_s=0.2,
+        first_pause_s=0.1, retry_base_s=0.1, segment_lines=64, outage_first_s=0.02, outage_longest_s=0.2,
+        lease_s=batches.lease_seconds, renew_s=batches.lease_renew_seconds,
     )  # fmt: skip
     return run(settings, socket.socket(fileno=int(sys.argv[2])), times)
 

@@ -29,7 +29,7 @@ from frontend.batches.runner.timings import Timings
 from frontend.batches.scheduling.adaptive import AdaptiveCaps
 from frontend.batches.scheduling.batch_watch import BatchWatch
 from frontend.batches.scheduling.live_counts import LiveCounts
-from frontend.batches.scheduling.metrics_reader import MetricsReader, approved_endpoints
+from frontend.batches.scheduling.metrics_reader import HELD_S, MetricsReader, approved_endpoints
 from frontend.batches.scheduling.route_watch import RouteWatch
 from frontend.batches.settings import BatchesSettings
 from frontend.batches.store.protocol import Store, open_store
@@ -181,7 +181,8 @@ class BatchesProcess:
         live = LiveCounts(Path(settings.run_dir), routes, store, opened, reads=True)
         live.start()
         stack.push_async_callback(live.close)
-        load = MetricsReader(approved_endpoints(gateway), on_reading=lambda url: self._wake())
+        held_s = HELD_S if self._times is None else self._times.reading_s
+        load = MetricsReader(approved_endpoints(gateway), on_reading=lambda url: self._wake(), held_s=held_s)
         await load.start()
         stack.push_async_callback(load.close)
         caps = self._caps = AdaptiveCaps(self._runner_id, store, live)

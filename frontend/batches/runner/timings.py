@@ -17,6 +17,7 @@ class Timings:
         heartbeat_s: demand is published at least this often, below the 10 s within which it counts.
         publish_s: and at most this often for one batch.
         access_s: how long an answer about a batch's key is believed; a revocation acts within 5 s.
+        reading_s: how long a reading of a server's load is believed.
         lease_s, renew_s: of batches, and of the right to run batches at all.
         sweep_s: how often batches are looked for whose window ended with no runner alive.
         segment_lines, segment_bytes: results move from the store into a file of their own at either.
@@ -32,6 +33,7 @@ class Timings:
     heartbeat_s: float = 3.0
     publish_s: float = 0.25
     access_s: float = 4.0
+    reading_s: float = 5.0
     lease_s: float = 60.0
     renew_s: float = 15.0
     sweep_s: float = 30.0
