@@ -164,10 +164,22 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@contextlib.contextmanager
+def fresh_database(server: PostgresServer | None) -> Iterator[str]:
+    """Yield the URL of a new database, empty: migrate it first. Without a server, for SQLite, it is empty."""
+    if server is None:
+        yield ""
+        return
+    name = "t" + uuid.uuid4().hex
+    server.sql(f"CREATE DATABASE {name}")
+    try:
+        yield server.url(name)
+    finally:
+        server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A database of this test's own, empty: migrate it first."""
-    name = "t" + uuid.uuid4().hex
-    postgres_server.sql(f"CREATE DATABASE {name}")
-    yield postgres_server.url(name)
-    postgres_server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+    with fresh_database(postgres_server) as url:
+        yield url

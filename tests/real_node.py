@@ -186,6 +186,12 @@ class Node:
                 self._changed.notify_all()
 
 
+def migrate(node_file: Path, models: Path) -> None:
+    """Prepare the database that a node file names, as an operator does; a node never does that to PostgreSQL."""
+    command = [sys.executable, "-m", "frontend.cli", "migrate", "--node", str(node_file), "--models", str(models)]
+    subprocess.run(command, check=True, timeout=READY_TIMEOUT_S)
+
+
 def raw_output(body: bytes, columns: int) -> np.ndarray:
     """Return the one FP32 output that follows the JSON of a binary answer, as rows."""
     _, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))

@@ -13,26 +13,34 @@ import ssl
 import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 WAIT_S = 60.0
+Raw = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+"""An answer as it is, or what writes it."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """A call as it arrived."""
+    """A call as it arrived; ``head`` in lower case."""
 
     path: str
     headers: dict[str, str]
     body: bytes
     at_s: float
+    head: str
 
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether this is a line of a batch."""
+        return self.headers.get("x-ringserve-traffic") == "batch"
 
 
 @dataclass(slots=True)
@@ -45,6 +53,7 @@ class Say:
         hold: waited for before the answer, or, with pieces, before every piece but the first.
         fault: "reset" (RST instead of an answer), "cut" (the connection ends in the middle of the body),
             "garbage" (no HTTP), "silence" (nothing, until the client goes away).
+        raw: instead of everything else.
     """
 
     status: int = 200
@@ -55,6 +64,7 @@ class Say:
     hold: threading.Event | None = None
     delay_s: float = 0.0
     fault: str = ""
+    raw: Raw | None = None
 
 
 class StubUpstream:
@@ -64,6 +74,9 @@ class StubUpstream:
         calls: every call whose body has arrived.
         in_flight, max_in_flight: calls being answered.
         lost: calls whose client went away before the answer was complete.
+        live_in_flight: of these, those that are no lines of batches.
+        most_lines: most lines of batches at once, by model. A line counts from its arrival until its answer begins, or
+            until its client is seen to be gone: whoever has the answer may start the next one at once.
     """
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
@@ -71,8 +84,11 @@ class StubUpstream:
         self.calls: list[Seen] = []
         self.in_flight = 0
         self.max_in_flight = 0
+        self.live_in_flight = 0
         self.lost = 0
         self.connections = 0
+        self.most_lines: Counter[str] = Counter()
+        self._lines: dict[asyncio.StreamReader, str] = {}
         self.default: Callable[[Seen], Say] = plausible
         self._script: deque[Say] = deque()
         self._changed = threading.Condition()
@@ -85,6 +101,10 @@ class StubUpstream:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/metrics"
 
     def say(self, *answers: Say) -> None:
         """Script the next answers."""
@@ -129,18 +149,21 @@ class StubUpstream:
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
+        begun: list[asyncio.Task[Any]] = []
         try:
             while (seen := await _read(reader)) is not None:
-                self._note(seen)
+                self._note(seen, reader)
                 answer = self._script.popleft() if self._script else self.default(seen)
                 # Whoever waits for an answer sends nothing meanwhile: a read that ends means that it left.
                 gone = asyncio.ensure_future(reader.read(1))
-                telling = asyncio.ensure_future(_tell(writer, answer))
+                telling = asyncio.ensure_future(self._answer(reader, writer, answer))
+                begun = [gone, telling]
                 await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
                 left = not telling.done() or telling.exception() is not None
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-                self._over(lost=left and answer.fault not in ("reset", "cut", "garbage"))
+                self._lines.pop(reader, None)
+                self._over(seen, lost=left and answer.fault not in ("reset", "cut", "garbage"))
                 if left or answer.fault:
                     gone.cancel()
                     break
@@ -149,21 +172,36 @@ class StubUpstream:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         except asyncio.CancelledError:
-            pass
+            for one in begun:
+                one.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
         finally:
+            self._lines.pop(reader, None)
             self._tasks.discard(task)
             writer.close()
 
-    def _note(self, seen: Seen) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Say) -> None:
+        await _due(answer)
+        self._lines.pop(reader, None)
+        await _tell(writer, answer)
+
+    def _note(self, seen: Seen, reader: asyncio.StreamReader) -> None:
         with self._changed:
             self.calls.append(seen)
+            if seen.is_line:
+                self._lines[reader] = seen.json["model"]
+                # A killed client's connection may have ended without our having been told yet.
+                open_ones = (one for one in self._lines if not (one.at_eof() or one.exception()))
+                self.most_lines |= Counter(self._lines[one] for one in open_ones)
             self.in_flight += 1
+            self.live_in_flight += not seen.is_line
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
             self._changed.notify_all()
 
-    def _over(self, *, lost: bool) -> None:
+    def _over(self, seen: Seen, *, lost: bool) -> None:
         with self._changed:
             self.in_flight -= 1
+            self.live_in_flight -= not seen.is_line
             self.lost += lost
             self._changed.notify_all()
 
@@ -173,16 +211,27 @@ async def _read(reader: asyncio.StreamReader) -> Seen | None:
     lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Seen(lines[0].split(" ")[1], headers, body, time.monotonic())
+    return Seen(lines[0].split(" ")[1], headers, body, time.monotonic(), head.decode("latin-1").lower())
 
 
-async def _tell(writer: asyncio.StreamWriter, answer: Say) -> None:
+async def _due(answer: Say) -> None:
+    """Wait until the answer is to begin."""
     if answer.delay_s:
         await asyncio.sleep(answer.delay_s)
     if answer.hold is not None and answer.pieces is None:
         await _until(answer.hold)
     if answer.fault == "silence":
         await asyncio.Event().wait()
+
+
+async def _tell(writer: asyncio.StreamWriter, answer: Say) -> None:
+    if answer.raw is not None:
+        if isinstance(answer.raw, bytes):
+            writer.write(answer.raw)
+        else:
+            await answer.raw(writer)
+        await writer.drain()
+        return
     if answer.fault == "reset":
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -7,12 +7,9 @@ import hmac
 import http.client
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,8 +20,8 @@ import pytest
 import onnx_models
 import openai
 from node_models import rows_manifest
-from postgres_server import PostgresServer
-from real_node import Node, until
+from postgres_server import fresh_database
+from real_node import Node, migrate, until
 from stub_upstream import Say, Seen, StubUpstream, completion
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -129,28 +126,16 @@ def around(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Around]:
     models = tmp_path / "models"
     path = onnx_models.affine(models / "double", columns=4)
     (path.parent / "manifest.yaml").write_text(rows_manifest())
-    server, database, store = None, "t" + uuid.uuid4().hex, ""
-    if request.param == "postgresql":
-        server = request.getfixturevalue("postgres_server")
-        assert isinstance(server, PostgresServer)
-        server.sql(f"CREATE DATABASE {database}")
-        store = server.url(database)
+    server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
     node_file = tmp_path / "node.yaml"
-    try:
-        with StubUpstream() as upstream, Receiver() as receiver:
-            node_file.write_text(NODE_FILE.format(url=upstream.url, store=store, hook=receiver.url))
-            if store:
-                migrate = ["migrate", "--node", str(node_file), "--models", str(models)]
-                subprocess.run([sys.executable, "-m", "frontend.cli", *migrate], check=True, timeout=60)
-            with Node(
-                models, tmp_path / "run", frontends=2, node_file=node_file, env={"HOOK_SECRET": SECRET}
-            ) as node:  # fmt: skip
-                made = Around(node, upstream, receiver)
-                yield made
-                made.client.close()
-    finally:
-        if server is not None:
-            server.sql(f"DROP DATABASE {database} WITH (FORCE)")
+    with fresh_database(server) as store, StubUpstream() as upstream, Receiver() as receiver:
+        node_file.write_text(NODE_FILE.format(url=upstream.url, store=store, hook=receiver.url))
+        if store:
+            migrate(node_file, models)
+        with Node(models, tmp_path / "run", frontends=2, node_file=node_file, env={"HOOK_SECRET": SECRET}) as node:
+            made = Around(node, upstream, receiver)
+            yield made
+            made.client.close()
 
 
 def line(number: int) -> dict[str, Any]:

@@ -7,12 +7,8 @@ seed; a failing one is repeated with its number in SEEDS.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +19,8 @@ import pytest
 
 from frontend.batches.settings import BatchesSettings
 from frontend.gateway_settings import BatchSettings, GatewayModel, GatewaySettings, RouteSettings
-from frontend.node.child import child_environment, settings_descriptor
-from postgres_server import PostgresServer, running_server
+from postgres_server import PostgresServer, fresh_database, running_server
+from runner_process import RunnerProcess
 from runner_world import RunnerWorld
 from store_world import world_of
 from stub_upstream import Say, Seen, StubUpstream, completion
@@ -36,56 +32,26 @@ END_S = 30.0
 SEEDS = range(200)
 SAMPLE = range(3)
 LEASE_S = 1.0
-SCRIPT = Path(__file__).resolve().parents[1] / "quick_batches.py"
 
 
-class RunnerProcess:
-    """One runner process on a store and an upstream; ``log`` collects what it writes."""
-
-    def __init__(self, world: RunnerWorld, upstream: StubUpstream, log: Path) -> None:
-        route = RouteSettings(
-            id="R", kind="vllm", endpoint=upstream.url, addresses=("127.0.0.1",), failures_to_open=1000
-        )  # fmt: skip
-        self._settings = BatchesSettings(
-            name="batches0",
-            run_dir=str(world.directory),
-            gateway=GatewaySettings(
-                enabled=True,
-                development=True,
-                state_dir=str(world.directory.parent),
-                store=world.world.place if world.world.kind == "postgresql" else "",
-                models=(GatewayModel(name="m", routes=(route,)),),
-                batches=BatchSettings(workers=16, lease_seconds=LEASE_S, lease_renew_seconds=LEASE_S / 4),
-            ),
-        )
-        self._log = log
-        self._link: socket.socket | None = None
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._link, theirs = socket.socketpair()
-        settings = settings_descriptor(self._settings)
-        environment = child_environment()
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(settings), str(theirs.fileno())],
-                pass_fds=(settings, theirs.fileno()), stdout=log, stderr=log, env=environment,
-            )  # fmt: skip
-        os.close(settings)
-        theirs.close()
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+def runner_process(world: RunnerWorld, upstream: StubUpstream, log: Path) -> RunnerProcess:
+    """Return a runner on a store and an upstream, not started."""
+    route = RouteSettings(
+        id="R", kind="vllm", endpoint=upstream.url, addresses=("127.0.0.1",), failures_to_open=1000
+    )  # fmt: skip
+    settings = BatchesSettings(
+        name="batches0",
+        run_dir=str(world.directory),
+        gateway=GatewaySettings(
+            enabled=True,
+            development=True,
+            state_dir=str(world.directory.parent),
+            store=world.world.place if world.world.kind == "postgresql" else "",
+            models=(GatewayModel(name="m", routes=(route,)),),
+            batches=BatchSettings(workers=16, lease_seconds=LEASE_S, lease_renew_seconds=LEASE_S / 4),
+        ),
+    )
+    return RunnerProcess(settings, log)
 
 
 @contextmanager
@@ -136,7 +102,7 @@ def tormented(
     """Run one batch while its runner, or its database, is killed again and again; then let it end."""
     rng = random.Random(seed)
     batch = runners.world.run(runners.batch(LINES))
-    runner = RunnerProcess(runners, upstream, log)
+    runner = runner_process(runners, upstream, log)
     runner.start()
     kills = 0
     try:
@@ -183,17 +149,10 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
-@contextmanager
-def database(server: PostgresServer, name: str) -> Iterator[str]:
-    server.sql(f"CREATE DATABASE {name}")
-    yield server.url(name)
-    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_kills_on_postgresql(seed: int, tmp_path: Path, own_server: PostgresServer) -> None:
     with (
-        database(own_server, f"k{seed}_{os.getpid()}") as url,
+        fresh_database(own_server) as url,
         surroundings("postgresql", url, tmp_path) as (runners, upstream),
     ):
         tormented(runners, upstream, seed, own_server, tmp_path / "log")
@@ -208,7 +167,7 @@ def test_many_kills(seed: int, tmp_path: Path, own_server: PostgresServer) -> No
             tormented(runners, upstream, seed, None, tmp_path / "log")
         return
     with (
-        database(own_server, f"k{seed}_{os.getpid()}") as url,
+        fresh_database(own_server) as url,
         surroundings("postgresql", url, tmp_path) as (runners, upstream),
     ):
         tormented(runners, upstream, seed, own_server, tmp_path / "log")
@@ -217,11 +176,11 @@ def test_many_kills(seed: int, tmp_path: Path, own_server: PostgresServer) -> No
 def test_bf_18_a_runner_stopped_for_longer_than_its_lease(tmp_path: Path, own_server: PostgresServer) -> None:
     """SIGSTOP, another takes over and ends the batch, SIGCONT: nothing that was announced changes."""
     with (
-        database(own_server, f"stop_{os.getpid()}") as url,
+        fresh_database(own_server) as url,
         surroundings("postgresql", url, tmp_path) as (runners, upstream),
     ):
         batch = runners.world.run(runners.batch(LINES))
-        first, second = (RunnerProcess(runners, upstream, tmp_path / name) for name in ("first", "second"))
+        first, second = (runner_process(runners, upstream, tmp_path / name) for name in ("first", "second"))
         try:
             first.start()
             upstream.wait(lambda stub: len(stub.calls) >= 100)
@@ -248,7 +207,7 @@ def test_bf_18_a_runner_stopped_for_longer_than_its_lease(tmp_path: Path, own_se
 def test_sigterm_lets_running_lines_end(tmp_path: Path) -> None:
     with surroundings("sqlite", str(tmp_path / "store.sqlite3"), tmp_path) as (runners, upstream):
         batch = runners.world.run(runners.batch(LINES))
-        runner = RunnerProcess(runners, upstream, tmp_path / "log")
+        runner = runner_process(runners, upstream, tmp_path / "log")
         try:
             runner.start()
             upstream.wait(lambda stub: len(stub.calls) >= 100)

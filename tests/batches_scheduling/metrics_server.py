@@ -1,4 +1,4 @@
-"""A server of metrics that does as it is told and counts who comes. Raw sockets on a thread of its own."""
+"""Pages of metrics and everything that can be wrong with them, told by the stub upstream."""
 
 from __future__ import annotations
 
@@ -6,87 +6,27 @@ import asyncio
 import gzip
 import socket
 import struct
-import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
 
-WAIT_S = 20.0
+from stub_upstream import Raw, Say, StubUpstream
+
 GOOD = b"vllm:num_requests_waiting 3\nvllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.2\n"
-Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+Answer = Raw
 
 
-class MetricsServer:
-    """Use as a context manager.
-
-    Attributes:
-        answer: what everybody gets from now on: bytes as they are, or what writes them.
-        heads: the request heads that came, in lower case.
+class MetricsServer(StubUpstream):
+    """Attributes:
+    answer: what everybody gets from now on: bytes as they are, or what writes them.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.answer: Answer = page(GOOD)
-        self.heads: list[str] = []
-        self.port = 0
-        self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.default = lambda seen: Say(raw=self.answer)
 
     @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/metrics"
-
-    def wait(self, requests: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.heads) >= requests, WAIT_S)
-
-    def __enter__(self) -> MetricsServer:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(WAIT_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(WAIT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_S)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                with self._changed:
-                    self.heads.append(head.decode("latin-1").lower())
-                    self._changed.notify_all()
-                answer = self.answer
-                if isinstance(answer, bytes):
-                    writer.write(answer)
-                else:
-                    await answer(writer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    def heads(self) -> list[str]:
+        """Return the request heads that came, in lower case."""
+        return [seen.head for seen in self.calls]
 
 
 def page(body: bytes, status: int = 200, *headers: str) -> bytes:

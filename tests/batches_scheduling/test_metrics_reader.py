@@ -39,6 +39,7 @@ from frontend.batches.scheduling.metrics_reader import (
 )
 from frontend.gateway_settings import GatewayModel, GatewaySettings, RouteSettings
 from frontend.openai.addresses import Endpoint, read_endpoint
+from stub_upstream import StubUpstream
 
 SECOND_NS = 10**9
 
@@ -72,7 +73,11 @@ async def reading_from(*endpoints: Endpoint, **options: Any) -> AsyncIterator[Me
 
 
 def approved(server: MetricsServer) -> Endpoint:
-    return read_endpoint(server.base, [], development=True)
+    return read_endpoint(server.url, [], development=True)
+
+
+def has_been_asked(server: StubUpstream) -> bool:
+    return len(server.calls) > 0
 
 
 def once(server: MetricsServer, answer: Answer) -> Reading:
@@ -81,7 +86,7 @@ def once(server: MetricsServer, answer: Answer) -> Reading:
 
     async def run() -> Reading:
         async with reading_from(approved(server)) as reader:
-            return await reader.read(server.url)
+            return await reader.read(server.metrics_url)
 
     return asyncio.run(run())
 
@@ -148,7 +153,7 @@ def test_pages_that_can_be_read(server: MetricsServer, answer: bytes, waiting: i
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_acceptance_10_redirects_are_not_followed(server: MetricsServer, status: int) -> None:
     with MetricsServer() as target:
-        assert once(server, page(b"", status, f"Location: {target.url}")).error == ReadError.HTTP_STATUS
+        assert once(server, page(b"", status, f"Location: {target.metrics_url}")).error == ReadError.HTTP_STATUS
         assert target.heads == []
 
 
@@ -160,7 +165,7 @@ def test_acceptance_10_one_deadline_for_everything(server: MetricsServer, answer
         loop = asyncio.get_running_loop()
         async with reading_from(approved(server)) as reader:
             began = loop.time()
-            reading = await reader.read(server.url)
+            reading = await reader.read(server.metrics_url)
             return reading, loop.time() - began
 
     reading, took_s = asyncio.run(run())
@@ -208,7 +213,7 @@ def test_a_cookie_is_not_kept(server: MetricsServer) -> None:
     async def run() -> None:
         async with reading_from(approved(server), held_s=0.0) as reader:
             for _ in range(3):
-                await reader.read(server.url)
+                await reader.read(server.metrics_url)
 
     asyncio.run(run())
     assert len(server.heads) == 3
@@ -222,8 +227,8 @@ def test_rule_25_what_is_not_approved_is_not_asked(server: MetricsServer) -> Non
     async def run() -> list[ReadError | None]:
         async with reading_from(approved(server)) as reader:
             urls = [
-                server.url + "?x=1",
-                server.base,
+                server.metrics_url + "?x=1",
+                server.url,
                 f"http://localhost:{server.port}/metrics",
                 "http://10.0.0.9/metrics",
                 "",
@@ -277,7 +282,7 @@ def test_which_endpoints_of_a_node_are_approved() -> None:
 def test_acceptance_10_ten_asks_are_one_fetch(server: MetricsServer) -> None:
     async def run() -> list[Reading]:
         async with reading_from(approved(server)) as reader:
-            return list(await asyncio.gather(*(reader.read(server.url) for _ in range(10))))
+            return list(await asyncio.gather(*(reader.read(server.metrics_url) for _ in range(10))))
 
     readings = asyncio.run(run())
     assert len(server.heads) == 1
@@ -295,7 +300,7 @@ def test_acceptance_10_a_result_holds_for_five_seconds(server: MetricsServer, an
             counts = []
             for seconds in (0.0, 4.9, 0.2, 4.9):
                 clock.pass_(seconds)
-                await reader.read(server.url)
+                await reader.read(server.metrics_url)
                 counts.append(len(server.heads))
             return counts
 
@@ -310,24 +315,24 @@ def test_reading_never_waits_and_tells_when_there_is_news(server: MetricsServer)
         news: asyncio.Queue[str] = asyncio.Queue()
         options = {"clock_ns": lambda: clock.now_ns, "clock_us": lambda: clock.now_us, "on_reading": news.put_nowait}
         async with reading_from(approved(server), **options) as reader:
-            assert reader.reading(server.url) is None
-            assert reader.reading(server.url) is None
-            assert await news.get() == server.url
-            first = reader.reading(server.url)
+            assert reader.reading(server.metrics_url) is None
+            assert reader.reading(server.metrics_url) is None
+            assert await news.get() == server.metrics_url
+            first = reader.reading(server.metrics_url)
             assert first is not None and first.waiting == 3
             assert first.checked_at_us == clock.now_us
 
             clock.pass_(5.1)
             server.answer = page(b"vllm:num_requests_waiting 4\n")
-            assert reader.reading(server.url) is first, "while it is being renewed"
+            assert reader.reading(server.metrics_url) is first, "while it is being renewed"
             await news.get()
-            second = reader.reading(server.url)
+            second = reader.reading(server.metrics_url)
             assert second is not None and second.waiting == 4
 
             clock.pass_(HELD_S + DEADLINE_S + 0.1)
-            assert reader.reading(server.url) is None, "nobody has asked for long: it says nothing of now"
+            assert reader.reading(server.metrics_url) is None, "nobody has asked for long: it says nothing of now"
             await news.get()
-            assert reader.reading(server.url) is not None
+            assert reader.reading(server.metrics_url) is not None
         assert len(server.heads) == 3
 
     asyncio.run(run())
@@ -344,8 +349,8 @@ def test_an_asker_that_gives_up_leaves_the_fetch_to_the_others(server: MetricsSe
 
     async def run() -> Reading:
         async with reading_from(approved(server)) as reader:
-            first, second = (asyncio.create_task(reader.read(server.url)) for _ in range(2))
-            await asyncio.to_thread(server.wait, 1)
+            first, second = (asyncio.create_task(reader.read(server.metrics_url)) for _ in range(2))
+            await asyncio.to_thread(server.wait, has_been_asked)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             server._loop.call_soon_threadsafe(released.set)
@@ -361,10 +366,10 @@ def test_bg_07_a_slow_server_holds_up_neither_the_loop_nor_other_servers(server:
     async def run() -> None:
         with MetricsServer() as other:
             async with reading_from(approved(server), approved(other)) as reader:
-                slow = asyncio.create_task(reader.read(server.url))
-                await asyncio.to_thread(server.wait, 1)
-                assert (await reader.read(other.url)).error is None
-                assert reader.reading(server.url) is None
+                slow = asyncio.create_task(reader.read(server.metrics_url))
+                await asyncio.to_thread(server.wait, has_been_asked)
+                assert (await reader.read(other.metrics_url)).error is None
+                assert reader.reading(server.metrics_url) is None
                 assert not slow.done()
             await asyncio.gather(slow, return_exceptions=True)
 
@@ -376,8 +381,8 @@ def test_closing_ends_what_is_being_read(server: MetricsServer) -> None:
 
     async def run() -> asyncio.Task[Reading]:
         async with reading_from(approved(server)) as reader:
-            asked = asyncio.create_task(reader.read(server.url))
-            await asyncio.to_thread(server.wait, 1)
+            asked = asyncio.create_task(reader.read(server.metrics_url))
+            await asyncio.to_thread(server.wait, has_been_asked)
         await asyncio.gather(asked, return_exceptions=True)
         await reader.close()
         return asked
@@ -391,12 +396,12 @@ def test_bg_13_a_clock_that_steps_changes_no_age(server: MetricsServer) -> None:
     async def run() -> None:
         options = {"clock_ns": lambda: clock.now_ns, "clock_us": lambda: clock.now_us}
         async with reading_from(approved(server), **options) as reader:
-            first = await reader.read(server.url)
+            first = await reader.read(server.metrics_url)
             for step_s in (-90, 3600, -86_400):
                 clock.now_us += step_s * 1_000_000
-                assert await reader.read(server.url) is first
+                assert await reader.read(server.metrics_url) is first
             clock.now_ns += 6 * SECOND_NS
-            second = await reader.read(server.url)
+            second = await reader.read(server.metrics_url)
             assert second is not first and second.checked_at_us == clock.now_us
 
     asyncio.run(run())
@@ -411,7 +416,7 @@ def test_bg_19_a_gauge_that_is_renamed_while_we_run(server: MetricsServer) -> No
             found = []
             for name in names:
                 server.answer = page(f"vllm:{name} 0.5\n".encode())
-                found.append((await reader.read(server.url)).kv_cache_permille)
+                found.append((await reader.read(server.metrics_url)).kv_cache_permille)
             return found
 
     assert asyncio.run(run()) == [500, 500, None]

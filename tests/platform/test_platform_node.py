@@ -9,9 +9,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,10 @@ import pytest
 
 import onnx_models
 import openai
+from installation import closed_window
 from node_models import rows_manifest
-from postgres_server import PostgresServer
-from real_node import Node, until
+from postgres_server import fresh_database
+from real_node import Node, migrate, until
 from stub_upstream import Say, StubUpstream, completion
 
 pytestmark = pytest.mark.process
@@ -128,31 +127,15 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     models = directory / "models"
     path = onnx_models.affine(models / "double", columns=4)
     (path.parent / "manifest.yaml").write_text(rows_manifest())
-    server, database, store = None, "t" + uuid.uuid4().hex, ""
-    if request.param == "postgresql":
-        server = request.getfixturevalue("postgres_server")
-        assert isinstance(server, PostgresServer)
-        server.sql(f"CREATE DATABASE {database}")
-        store = server.url(database)
+    server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
     node_file = directory / "node.yaml"
-    try:
-        with StubUpstream() as upstream:
-            upstream.default = lambda seen: Say(body=completion("inner", seen.json["messages"][0]["content"]))
-            node_file.write_text(NODE_FILE.format(url=upstream.url, store=store))
-            if store:
-                migrate = ["migrate", "--node", str(node_file), "--models", str(models)]
-                subprocess.run([sys.executable, "-m", "frontend.cli", *migrate], check=True, timeout=60)
-            with Node(models, directory / "run", frontends=2, node_file=node_file) as node:
-                yield Running(node, node_file, upstream)
-    finally:
-        if server is not None:
-            server.sql(f"DROP DATABASE {database} WITH (FORCE)")
-
-
-def closed_window() -> dict[str, Any]:
-    """Return a window that no clock is near."""
-    day = (datetime.now(UTC) + timedelta(days=3)).strftime("%a").lower()
-    return {"timezone": "UTC", "days": [day], "start": "12:00", "end": "13:00"}
+    with fresh_database(server) as store, StubUpstream() as upstream:
+        upstream.default = lambda seen: Say(body=completion("inner", seen.json["messages"][0]["content"]))
+        node_file.write_text(NODE_FILE.format(url=upstream.url, store=store))
+        if store:
+            migrate(node_file, models)
+        with Node(models, directory / "run", frontends=2, node_file=node_file) as node:
+            yield Running(node, node_file, upstream)
 
 
 @pytest.fixture
