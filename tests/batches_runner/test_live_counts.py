@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from frontend.batches.runner.gates import Reason
+from frontend.batches.scheduling import live_counts
 from frontend.batches.scheduling.live_counts import LiveCounts
 from frontend.batches.scheduling.route_watch import RouteWatch
 from frontend.batches.store.rows import SchedulingRow
@@ -128,6 +129,52 @@ def test_rule_33_overshoot_is_what_had_passed_its_gates(gated: GatedWorld, cap: 
 
     runners = gated.runners
     runners.world.run(scenario())
+
+
+@pytest.mark.parametrize("cap", [1, 4])
+def test_rule_33_overshoot_across_machines_is_one_cap(gated: GatedWorld, tmp_path: Path, cap: int) -> None:
+    """A live call on another machine, two run directories on one store, while lines start as fast as they can."""
+    runners = gated.runners
+    if runners.world.kind == "sqlite":
+        # One machine by nature; see test_rule_33_overshoot_is_what_had_passed_its_gates.
+        return
+
+    async def scenario() -> None:
+        released = asyncio.Event()
+        leases: list[Lease] = []
+
+        async def answer(text: str) -> UpstreamAnswer:
+            if len(executor.calls) == 25:
+                leases.append(there.call())
+            if leases:
+                await released.wait()
+            return ok(text)
+
+        executor = StubExecutor(lambda text, nth: answer(text))
+        there = Process(runners, tmp_path / "there", reads=False)
+        await gated.store.scheduling.put_settings(SchedulingRow("R", max_concurrency=cap, yield_live_threshold=1), None)
+        async with AsyncExitStack() as stack:
+            there.counts.start()
+            stack.push_async_callback(there.counts.close)
+            await stack.enter_async_context(gated.running(executor))
+            batch = await runners.batch(60)
+            await gated.until_signal("R", paused_reason="live_traffic", live_in_flight=1)
+            begun = len(executor.calls)
+            assert begun - 25 <= cap and executor.most <= cap
+            # None of them has ended until now: what has room afterwards gives way.
+            released.set()
+            await runners.until_waiting(batch, "R", (60 - begun, "live_traffic", False))
+            assert len(executor.calls) == begun
+            leases[0].close()
+            assert (await runners.ended(batch)).batch.request_completed == 60
+        assert executor.most <= cap
+
+    runners.world.run(scenario())
+
+
+def test_rule_33_other_machines_are_heard_of_within_a_second() -> None:
+    published_s = live_counts.CHANGED_NS / 1e9 + live_counts.LOOK_S
+    assert published_s + live_counts.READ_S + live_counts.LOOK_S <= 1.0
 
 
 def test_room_that_one_process_leaves_is_taken_by_another_at_once(gated: GatedWorld) -> None:
