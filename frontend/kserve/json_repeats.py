@@ -20,6 +20,7 @@ from frontend.httpd.exchange import Exchange
 from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, OutputTensor
 from frontend.kserve.json_data import numbers_text, pack_quickly
+from frontend.kserve.request_ids import AroundId
 from frontend.placed_call import Rows
 from worker.channel.client import Placement
 
@@ -52,18 +53,18 @@ class JsonPlan:
     """
 
     rows: Rows
-    before: bytes
+    before: AroundId
     after: bytes
     dtype: DType
     count: int
     front: bytes
-    opening: bytes
+    opening: AroundId
     outputs: tuple[JsonOutput, ...]
 
     def elements(self, body: Part) -> Part | None:
         """Return the raw elements in a body; None if this plan does not cover it."""
         text = bytes(body)
-        if not (text.startswith(self.before) and text.endswith(self.after)):
+        if not (self.before.begins(text) and text.endswith(self.after)):
             return None
         room = bytearray(self.count * self.dtype.itemsize)
         numbers = text[len(self.before) : len(text) - len(self.after)]
@@ -76,7 +77,7 @@ class JsonPlan:
             InvalidInput: an output cannot be told in JSON.
         """
         memory = placement.memory
-        parts: list[Part] = [self.opening]
+        parts: list[Part] = [self.opening.with_id(self.before.id_in(exchange.body))]
         for output in self.outputs:
             array = np.frombuffer(memory, output.dtype, output.count, placement.place_of(output.tensor))
             parts += (numbers_text(output.name, array), output.after)
@@ -95,24 +96,29 @@ def opening_of(body: Part) -> bytes | None:
 
 
 def json_plan(
-    body: bytes,
+    asked: AroundId,
     request: InferRequest,
     rows: Rows,
     outputs: Sequence[tuple[int, OutputTensor]],
     head: Headers,
-    answer: bytes,
+    told: AroundId,
 ) -> JsonPlan | None:
     """Return the plan that a request and its answer show; None if they are not of the kind that repeats.
 
     Args:
+        asked, told: the body and its answer.
         outputs: in the answer's order, each with its tensor's number in the placement; all are told in JSON.
     """
+    # The id lies before all lists, or there is none: it would not be found otherwise.
+    body, answer = (asked.after, told.after) if asked.id_bytes else (asked.before, told.before)
     signature = rows.entry.signature
     assert signature is not None
     if len(request.inputs) != 1 or len(signature.inputs) != 1 or (array := request.inputs[0].array) is None:
         return None
     # Text with escapes might name the list in another way.
     if body.count(_DATA) != 1 or answer.count(_DATA) != len(outputs) or b"\\" in body or b"\\" in answer:
+        return None
+    if len(answer) > MAX_BODY_BYTES:
         return None
     dtype = signature.inputs[0].element
     room = bytearray(array.nbytes)
@@ -126,14 +132,15 @@ def json_plan(
         lists.append(_list_after(answer, at))
         at = lists[-1][1]
     ends = [start for start, _ in lists[1:]] + [len(answer)]
-    told = tuple(
+    described = tuple(
         JsonOutput(output.name, tensor, output.array.dtype, output.array.size, answer[stop:end])
         for (tensor, output), (_, stop), end in zip(outputs, lists, ends, strict=True)
     )
-    if any(output.dtype.hasobject for output in told):
+    if any(output.dtype.hasobject for output in described):
         return None
     front = render_front(head, 0).removesuffix(_NO_LENGTH)
-    return JsonPlan(rows, body[:start], body[stop:], dtype, array.size, front, answer[: lists[0][0]], told)
+    before, opening = asked.up_to(start), told.up_to(lists[0][0])
+    return JsonPlan(rows, before, body[stop:], dtype, array.size, front, opening, described)
 
 
 def _list_after(text: bytes, at: int) -> tuple[int, int]:

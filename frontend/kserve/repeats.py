@@ -6,9 +6,9 @@ body each tensor lies, and all of the answer but the outputs' bytes. A later req
 then costs a lookup, the copies and the reply: less than half of the ordinary path.
 
 A plan is made only of what those bytes decide: tensors of fixed-size elements, one piece, no hooks, outputs of known
-size, no request id (it is rarely the same), no options in other headers. Raw tensors are copied as they are; of a JSON
-body (``json_repeats``) the numbers are read. A plan holds for the very model entry it was made with; a new table from
-the worker makes new entries, and the plan is made anew.
+size, no options in other headers; a request id may differ (``request_ids``) if it is as long. Raw tensors are copied as
+they are; of a JSON body (``json_repeats``) the numbers are read. A plan holds for the very model entry it was made
+with; a new table from the worker makes new entries, and the plan is made anew.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from engines.tensor import element_count
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.outlet import COPY_BYTES
 from frontend.httpd.wire import Headers, Part, render_front
-from frontend.inference import InferRequest, InferResponse
+from frontend.inference import InferRequest, InferResponse, InputTensor
 from frontend.kserve.json_repeats import JsonPlan, json_plan, opening_of
+from frontend.kserve.request_ids import AroundId, split_answer, split_asked
 from frontend.placed_call import Rows
 from worker.channel.client import Placement
 from worker.channel.messages import ModelEntry
@@ -45,7 +46,8 @@ _OPTIONS: Final = (
 """Headers that change what a request means or how it is answered: requests with one take the ordinary path."""
 
 Key = tuple[bytes, bytes, int]
-"""Path, JSON in front of raw tensors, body's length; of a body in JSON what stands before its numbers, and -1."""
+"""Path, JSON in front of raw tensors without the id, body's length; of a body in JSON what stands before its numbers,
+without the id, and -1 less the id's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,11 @@ class RawPlan:
     """
 
     rows: Rows
-    asked: bytes
+    asked: AroundId
     body_bytes: int
     outputs: tuple[tuple[int, int], ...]
     headers: Headers
-    json: bytes
+    json: AroundId
     front: bytes
 
     def elements(self, body: Part) -> Part | None:
@@ -72,12 +74,13 @@ class RawPlan:
         if len(body) != self.body_bytes:
             return None
         start = body if isinstance(body, bytes) else bytes(body[: len(self.asked)])
-        return body if start.startswith(self.asked) else None
+        return body if self.asked.begins(start) else None
 
     def answer(self, exchange: Exchange, placement: Placement) -> None:
         """Answer with the outputs; the placement is released when they are sent."""
         memory = placement.memory
-        parts: list[Part] = [self.json]
+        json = self.json
+        parts: list[Part] = [json.with_id(self.asked.id_in(exchange.body)) if json.id_bytes else json.before]
         for tensor, size in self.outputs:
             at = placement.place_of(tensor)
             parts.append(memory[at : at + size])
@@ -112,14 +115,16 @@ class Plans:
             opening = opening_of(body)
             if opening is None:
                 return None
-            key = (exchange.raw_path, opening, -1)
+            asked = split_asked(opening)
+            key = exchange.raw_path, asked.before + asked.after, -1 - asked.id_bytes
             return key, self._plans.get(key)
         if not length.isdigit() or len(length) > 4:
             return None
         json_bytes = int(length)
         if not 0 < json_bytes <= MAX_JSON_BYTES or json_bytes > len(body):
             return None
-        key = exchange.raw_path, bytes(memoryview(body)[:json_bytes]), len(body)
+        asked = split_asked(bytes(memoryview(body)[:json_bytes]))
+        key = exchange.raw_path, asked.before + asked.after, len(body)
         return key, self._plans.get(key)
 
     def forget(self, key: Key) -> None:
@@ -154,9 +159,9 @@ def _plan(
     parts: Sequence[Part],
 ) -> Plan | None:
     signature = entry.signature
-    if signature is None or entry.model_py or request.request_id or request.explain or response.parameters:
+    if signature is None or entry.model_py or request.explain or response.parameters or response.explained:
         return None
-    if response.explained or response.model != entry.name or response.version != entry.version:
+    if response.model != entry.name or response.version != entry.version:
         return None
     names = [spec.name for spec in signature.outputs]
     if any(one.placed or one.classification or one.name not in names for one in response.outputs):
@@ -164,23 +169,32 @@ def _plan(
     in_json = key[2] < 0
     if len(parts) != 1 + (0 if in_json else len(response.outputs)):
         return None
-    rows = _rows(request, entry, signature, len(key[1]))
+    request_id = request.request_id.encode()
+    text = bytes(body if in_json else body[: len(body) - sum(_raw_bytes(tensor) for tensor in request.inputs)])
+    asked, json = split_asked(text), split_answer(bytes(parts[0]), request_id)
+    if json is None or asked.id_in(text) != request_id:
+        return None
+    rows = _rows(request, entry, signature, len(text))
     if rows is None:
         return None
     first = len(signature.inputs)
     outputs = [(first + names.index(one.name), one) for one in response.outputs]
     if in_json:
-        return json_plan(bytes(body), request, rows, outputs, head, bytes(parts[0]))
+        return json_plan(asked, request, rows, outputs, head, json)
     size = sum(map(len, parts))
     return RawPlan(
         rows,
-        key[1],
-        key[2],
+        asked,
+        len(body),
         tuple((tensor, len(part)) for (tensor, _), part in zip(outputs, parts[1:], strict=True)),
         list(head),
-        bytes(parts[0]),
+        json,
         render_front(head, size) if size <= MAX_READY_BYTES else b"",
     )
+
+
+def _raw_bytes(tensor: InputTensor) -> int:
+    return 0 if tensor.raw is None else len(memoryview(tensor.raw))
 
 
 def _rows(request: InferRequest, entry: ModelEntry, signature: Signature, at: int) -> Rows | None:
@@ -191,7 +205,7 @@ def _rows(request: InferRequest, entry: ModelEntry, signature: Signature, at: in
         if tensor.region is not None or (tensor.raw is None and not in_json):
             return None
         spans[tensor.name] = (tensor.shape, 0 if in_json else at)
-        at += 0 if tensor.raw is None else len(memoryview(tensor.raw))
+        at += _raw_bytes(tensor)
     inputs: list[tuple[int, int]] = []
     rows = 1
     for spec in signature.inputs:

@@ -118,11 +118,39 @@ def test_what_json_cannot_carry_is_told_in_repeats_too(ports: dict[str, int]) ->
     run(ports, case)
 
 
-def test_an_id_is_answered_with_each_request(ports: dict[str, int]) -> None:
+IDS = ["r0", "r1", "r2", "r3", "r10", "r11", "r12", "a-b_c.d:e", "", "r4", 'q\\"', "\\u0041", "ü", "r5"]
+
+
+@pytest.mark.parametrize("spelling", ['{"id":ID,REST}', '{"id": ID, REST}', '{REST,"id":ID}'])
+def test_an_id_is_answered_with_each_request(ports: dict[str, int], spelling: str) -> None:
+    rest = '"inputs":[{"name":"INPUT","shape":[1,4],"datatype":"FP32","data":[1,2,3,NUMBER]}]'
+
     async def case(connection: HttpConnection) -> None:
-        for number in range(6):
-            request = request_for("echo_f32", "FP32", [1, 4], REPEATED, f',"id":"r{number}"')
-            status, body = await connection.call(request)
-            assert (status, json.loads(body)["id"]) == (200, f"r{number}")
+        for number, request_id in enumerate(IDS):
+            text = spelling.replace("REST", rest).replace("ID", f'"{request_id}"').replace("NUMBER", str(number))
+            status, body = await connection.call(http_request("/v2/models/echo_f32/infer", text.encode()))
+            answer = json.loads(body)
+            assert (status, answer.get("id", "")) == (200, json.loads(f'"{request_id}"'))
+            assert answer["outputs"][0]["data"] == [1, 2, 3, number]
+
+    run(ports, case)
+
+
+@pytest.mark.parametrize("spelling", ['{"id":ID,REST}', '{"id": ID, REST}', '{REST,"id":ID}'])
+def test_an_id_is_answered_with_raw_tensors_too(ports: dict[str, int], spelling: str) -> None:
+    rest = (
+        '"inputs":[{"name":"INPUT","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}],'
+        '"parameters":{"binary_data_output":true}'
+    )
+
+    async def case(connection: HttpConnection) -> None:
+        for number, request_id in enumerate(IDS):
+            text = spelling.replace("REST", rest).replace("ID", f'"{request_id}"').encode()
+            raw = np.full((1, 4), number, np.float32).tobytes()
+            headers = {"Inference-Header-Content-Length": str(len(text))}
+            status, body = await connection.call(http_request("/v2/models/echo_f32/infer", text + raw, headers))
+            assert status == 200, body
+            assert body.endswith(raw)
+            assert json.loads(body[: -len(raw)]).get("id", "") == json.loads(f'"{request_id}"')
 
     run(ports, case)
