@@ -1,11 +1,11 @@
 """What hooks cost per request, and how frontends scale with them.
 
-    .venv/bin/python bench/hooks.py [--passes 5] [--seconds 3]
+    .venv/bin/python bench/hooks.py [--passes 5] [--seconds 2]
 
 Five models that compute the same: without hooks, with hooks of a microsecond (inline and on a thread), and with a
 ``preprocess`` that keeps a core busy for 2 ms. Overhead is the difference of the median latency of one caller against
 the model without hooks, taken alternating. Scaling is the rate of the 2 ms model at 16 callers with two frontends
-against one, alternating as well. Writes bench/results/hooks.json.
+against one, alternating as well. Takes two minutes. Writes bench/results/hooks.json.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def drive(port: int, model: str, concurrency: int, seconds: float) -> dict[str, 
     summary = uvloop.run(run())
     if summary["errors"]:
         raise SystemExit(f"{model}: {summary['errors']}")
+    if not summary["ok_per_s"]:
+        raise SystemExit(f"{model}: no answer within {seconds} s; measure when the machine is idle, or for longer")
     return summary
 
 
@@ -117,7 +119,7 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()
     result = measure(arguments.passes, arguments.seconds)
     folder = Path(__file__).with_name("results")
