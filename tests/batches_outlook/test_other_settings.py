@@ -60,6 +60,18 @@ def test_a_threshold_is_judged_by_the_most_live_calls_of_each_minute(
         assert opened >= sum(row.open_us for row in rows if row.live_max < (new or 99) and row.live_max < (old or 99))
 
 
+@pytest.mark.parametrize(("old", "new", "open_us"), [(None, 10, [40, 0]), (10, 30, [40, 0]), (10, None, [40, 9])])
+def test_a_gate_that_stays_closed_for_longer_closes_minutes_with_calls(
+    old: int | None, new: int | None, open_us: list[int]
+) -> None:
+    rows = [
+        MinuteRow("R", 1, live_max=0, open_us=40, observed_us=60),
+        MinuteRow("R", 2, live_max=1, open_us=9, observed_us=60),
+    ]
+    before, after = (replace(OPEN, yield_live_threshold=1, reopen_after_s=seconds) for seconds in (old, new))
+    assert [row.open_us for row in as_if(rows, before, after)] == open_us
+
+
 def test_settings_of_before_a_change_say_nothing() -> None:
     rows = [MinuteRow("R", minute, observed_us=MINUTE_US) for minute in range(10)]
     since = replace(OPEN, updated_at=5 * MINUTE_US)

@@ -46,8 +46,9 @@ def as_if(rows: Sequence[MinuteRow], old: SchedulingRow, new: SchedulingRow) -> 
 
 
 def same_live_gate(old: SchedulingRow, new: SchedulingRow) -> bool:
-    """Return whether live traffic closes the route under both settings alike."""
-    return old.yield_live_threshold == new.yield_live_threshold
+    """Return whether live traffic closes the route under both settings alike, or under the new ones for less long."""
+    longer = (new.reopen_after_s or 0) > (old.reopen_after_s or 0)
+    return old.yield_live_threshold == new.yield_live_threshold and not longer
 
 
 def same_gates(old: SchedulingRow, new: SchedulingRow) -> bool:
