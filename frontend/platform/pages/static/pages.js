@@ -173,6 +173,8 @@ function previewWhileTyping(form) {
     clearTimeout(timer);
     timer = setTimeout(ask, PREVIEW_DELAY_MS);
   });
+  // It would be what Enter presses, being the first of the form; hidden or not.
+  form.querySelectorAll(".no-script").forEach((button) => button.remove());
   const zone = form.querySelector("[data-browser-zone]");
   const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (zone && own) zone.value = own;
