@@ -246,12 +246,10 @@ def _allocator(module: Any) -> Any:
             self._address, self._room_bytes = address, room_bytes
             self.shape, self.refused_bytes = None, 0
 
-        def reallocate_output_async(
-            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-        ) -> int | None:
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
             if size > self._room_bytes:
                 self.refused_bytes = size
-                return None
+                return 0
             return self._address
 
         def notify_shape(self, tensor_name: str, shape: Any) -> None:
@@ -262,20 +260,23 @@ def _allocator(module: Any) -> Any:
 
 def _gpu_allocator(module: Any, blocks: DeviceAllocator) -> Any:
     class GpuAllocator(module.IGpuAsyncAllocator):  # type: ignore[misc]
-        """Passes the library's requests on. It asks for no alignment beyond the driver's."""
+        """Passes the library's requests on. It asks for no alignment beyond the driver's.
+
+        A refusal is the address 0: at None the bindings print an error of their own.
+        """
 
         def __init__(self) -> None:
             super().__init__()
 
-        def allocate_async(self, size: int, alignment: int, flags: int, stream: int) -> int | None:
-            return blocks.allocate(int(size), int(stream or 0))
+        def allocate_async(self, size: int, alignment: int, flags: int, stream: int) -> int:
+            return blocks.allocate(size, stream) or 0
 
         def deallocate_async(self, memory: int, stream: int) -> bool:
-            return blocks.release(int(memory or 0), int(stream or 0))
+            return blocks.release(memory, stream)
 
-        def reallocate(self, address: int, alignment: int, new_size: int) -> int | None:
+        def reallocate(self, address: int, alignment: int, new_size: int) -> int:
             # Blocks do not grow: the library then asks for another one.
-            return None
+            return 0
 
     return GpuAllocator()
 
