@@ -16,6 +16,7 @@ import cupy_fake
 import onnx_models
 from cupy_fake import fake_cupy
 from engines.array.on_device import DeviceArrayEngine
+from engines.base import Rows
 from engines.bundle.manifest import Manifest
 from engines.device.base import Capabilities, Device, Span
 from engines.device.cupy_device import STICKY, CupyDevice
@@ -188,6 +189,27 @@ def test_array_engine_runs_over_it(shared: SharedDevice, tmp_path: Path) -> None
     shared.compact()
     model.load()
     np.testing.assert_array_equal(execute(model, rows), model.run([rows])[0])
+    model.close()
+
+
+def test_rows_are_copied_from_and_to_registered_memory(shared: SharedDevice, tmp_path: Path) -> None:
+    model = opened(shared, onnx_models.affine(tmp_path / "m"), manifest(["INPUT f32 n 8"], ["OUTPUT f32 n 8"], (4,)))
+    executable = model.executable(0, 4)
+    arena = np.zeros((2, 8, 8), np.float32)
+    assert shared.register(arena, "arena")
+    for turn in range(4):
+        rows = np.random.default_rng(turn).random((3, 8), dtype=np.float32)
+        arena[0, turn : turn + 2] = rows[:2]
+        slot = executable.slot()
+        slot.inputs[0][...] = 0
+        slot.inputs[0][2] = rows[2]
+        executable.rows(slot, [Rows(0, 0, arena[0, turn : turn + 2])], [Rows(0, 0, arena[1, 4:6])])
+        executable.stage(slot)
+        executable.launch(slot)
+        executable.finish(slot)
+        assert slot._in_transfer.straight_bytes == slot._out_transfer.straight_bytes == 2 * 8 * 4
+        np.testing.assert_allclose(np.concatenate([arena[1, 4:6], slot.outputs[0][2:3]]), rows * 2 + 1, rtol=1e-6)
+    shared.unregister(arena)
     model.close()
 
 
