@@ -152,7 +152,7 @@ class InferCall(UnaryCall):
     def __init__(self, service: Service, connection: Connection, stream: Stream, plan: Plan) -> None:
         super().__init__(service, connection, stream, plan)
         self._call: Call | None = None
-        self._learn: tuple[bytes, InferRequest] | None = None
+        self._learn: tuple[bytes, InferRequest, object] | None = None
         self._found: Found | None = None
 
     def take(self, data: bytes, at: int, stop: int) -> None:
@@ -168,8 +168,8 @@ class InferCall(UnaryCall):
             return
         try:
             request = service.decode(message)
-            if isinstance(message, bytes) and len(message) <= MAX_LEARNT_BYTES:
-                self._learn = message, request
+            if service.app is not None and isinstance(message, bytes) and len(message) <= MAX_LEARNT_BYTES:
+                self._learn = message, request, service.serving.entries()
             request.deadline_ns = self.deadline_ns
             call = service.serving.start(request, self.arrival_ns, self._done)
         except Exception as error:

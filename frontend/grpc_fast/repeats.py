@@ -132,13 +132,24 @@ class Templates:
                 return template, data, first, b""
         return self._find_with_id(data, at, stop)
 
-    def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: Iterable[Any]) -> None:
-        """Remember what an answered request has shown, if it is of the kind that repeats; ``answer`` in parts."""
+    def learn(
+        self, message: bytes, request: InferRequest, table: object, response: InferResponse, answer: Iterable[Any]
+    ) -> None:
+        """Remember what an answered request has shown, if it is of the kind that repeats.
+
+        Args:
+            table: ``entries`` as it was when the request began; after a change nothing says which model has answered.
+            answer: as it was sent, in parts.
+        """
         entries = self._serving.entries()
+        if entries is not table:
+            return
         if entries is not self._table:
             self._table, self._count = entries, 0
             self._by_bytes.clear()
-        if not self._tries_left:
+        known = framed(len(message), message)
+        # Many of one kind may be under way before the first is answered.
+        if not self._tries_left or self.find(known, 0, len(known)) is not None:
             return
         self._tries_left -= 1
         template = _template(self._serving.entry(request.model, request.version), message, request, response)

@@ -125,10 +125,12 @@ class Service:
         parts = self._responses.encode(response)
         return parts, sum(map(len, parts))
 
-    def learn(self, message: bytes, request: InferRequest, response: InferResponse, answer: list[Buffer]) -> None:
-        """Remember an answered call for those that repeat it; ``answer`` as ``encode`` gave it."""
+    def learn(
+        self, message: bytes, request: InferRequest, table: object, response: InferResponse, answer: list[Buffer]
+    ) -> None:
+        """Remember an answered call for those that repeat it; as ``Templates.learn``."""
         if self.app is not None:
-            self._templates.learn(message, request, response, answer)
+            self._templates.learn(message, request, table, response, answer)
 
     def tick(self) -> None:
         """About a second has passed."""
