@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -44,6 +44,16 @@ RECTANGLES = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
 )
 
 
+@pytest.fixture(params=["struct", "simdjson"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read all numbers one of the quick ways, however few they are."""
+    if request.param == "struct":
+        monkeypatch.setattr(json_data, "_simd", None)
+    elif json_data._simd is None:
+        pytest.skip("simdjson is not installed; it has no wheels for this Python")
+    monkeypatch.setattr(json_data, "SIMD_BYTES", 0)
+
+
 def outcome(wire: str, shape: tuple[int, ...], text: str) -> Any:
     try:
         array = decode_data("x", BY_WIRE[wire], shape, Raw(text.encode()), 100)
@@ -58,19 +68,24 @@ def exact(wire: str, shape: tuple[int, ...], text: str) -> Any:
         return outcome(wire, shape, text)
 
 
+@pytest.mark.usefixtures("way")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(NUMBERS), st.one_of(TREES, RECTANGLES), st.lists(st.integers(0, 5), max_size=2))
 def test_any_text_gives_what_the_exact_way_gives(wire: str, text: str, shape: list[int]) -> None:
     assert outcome(wire, tuple(shape), text) == exact(wire, tuple(shape), text)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("wire", NUMBERS)
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_elements_give_what_the_exact_way_gives(wire: str, odd: str) -> None:
-    for text in (f"[{odd}]", f"[1,{odd}]", f"[[1],[{odd}]]", f"[[{odd},2]]", f"[1,[{odd}]]"):
+    for text in (odd, f"[{odd}]", f" [{odd}]", f"[1,{odd}]", f"[[1],[{odd}]]", f"[[{odd},2]]", f"[1,[{odd}]]"):
         count = text.count(",") + 1
         assert outcome(wire, (count,), text) == exact(wire, (count,), text)
 
 
+@pytest.mark.usefixtures("way")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["FP32", "FP64"]), st.data())
 def test_plain_floats_are_read_quickly_and_exactly(wire: str, data: st.DataObject) -> None:
     dtype = BY_WIRE[wire]
@@ -93,3 +108,13 @@ def test_nd_01_only_finite_floats_are_written(values: list[float]) -> None:
         first = int(np.flatnonzero(~np.isfinite(values))[0])
         with pytest.raises(InvalidInput, match=f"output 'y': element {first} is "):
             encode_data(output)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("count", [100, 1000, 40_000])
+def test_texts_of_all_lengths_are_read(count: int) -> None:
+    values = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    text = repr(values.tolist())
+    assert outcome("FP32", (count,), text)[2] == values.tobytes()
+    wrong = text.replace("]", ",true]")
+    assert outcome("FP32", (count,), wrong) == exact("FP32", (count,), wrong)
