@@ -270,8 +270,8 @@ def llama() -> Iterator[str]:
 
 
 UPSTREAMS = {
-    "model": (latency_model, Load(4, 8, 20, 20, 60.0, 20.0, 1, 15.0)),
-    "llama": (llama, Load(2, 2, 16, 16, 50.0, 15.0, 1, 15.0)),
+    "model": (latency_model, Load(4, 8, 20, 20, 50.0, 15.0, 1, 10.0)),
+    "llama": (llama, Load(2, 2, 16, 16, 50.0, 12.0, 1, 12.0)),
 }
 SPARSE_PAUSE_S = 1.0
 

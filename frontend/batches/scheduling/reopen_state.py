@@ -4,7 +4,7 @@ Lines that start in the gap between two calls still run when the next call comes
 gate waits for longer than callers lately stayed away between calls: what is longer is no gap any more. Where callers
 are dense that is a few hundredths of a second, and the limit holds only where they are sparse.
 
-Measured: ``bench/results/reopening.md``.
+Simulated: ``bench/results/reopening.md``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Absence:
         came = there or (moved_ns is not None and (left_ns is None or moved_ns > left_ns))
         if not was_there and came and left_ns is not None:
             gap_ns = (moved_ns if moved_ns is not None and moved_ns > left_ns else now_ns) - left_ns
-            if gap_ns <= limit_ns:
+            if 0 <= gap_ns <= limit_ns:
                 self.gaps_ns.append(gap_ns)
         self.there = there
         if there:
