@@ -1,8 +1,7 @@
 """The thread that runs executions too long to run on the loop.
 
 A short execution runs inline, because handing it over costs more than it takes; a long one must not keep the loop from
-expiring, cancelling and refusing requests (rules 21 to 23). One batch at a time, by construction: the loop hands over
-the next only after it has taken the last.
+expiring, cancelling and refusing requests (rules 21 to 23). One batch at a time, by construction: one thread runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ class DeviceThread:
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._finished = False
+        # Counters with one writer each: this thread's and the loop's.
+        self._finished = 0
+        self._acknowledged = 0
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def fileno(self) -> int:
@@ -31,16 +32,18 @@ class DeviceThread:
         self._thread.start()
 
     def submit(self, batch: Batch) -> None:
-        """Begin executing; the caller must not submit another before this one has finished."""
+        """Begin executing, after what was submitted before; the caller keeps it to two."""
         self._inbox.put(batch)
 
     def acknowledge(self) -> bool:
-        """Return, once, whether the batch submitted last has finished.
+        """Return, once for each batch in the order of submission, whether the next one has finished.
 
         Cheap while it runs: the loop asks on every round, since it looks at descriptors only now and then under load.
         """
-        finished, self._finished = self._finished, False
-        return finished
+        if self._finished == self._acknowledged:
+            return False
+        self._acknowledged += 1
+        return True
 
     def clear(self) -> None:
         """Make the descriptor unreadable again; whoever was woken by it calls this, then ``acknowledge``."""
@@ -56,5 +59,5 @@ class DeviceThread:
             Dispatcher.execute(batch)
             # The flag first: after the write this thread may wait for the interpreter's lock for as long as the loop,
             # woken by a descriptor that says nothing yet, comes round again and again.
-            self._finished = True
+            self._finished += 1
             os.eventfd_write(self._event, 1)

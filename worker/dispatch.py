@@ -41,6 +41,9 @@ class Batch:
     Attributes:
         order: requests in row order.
         in_place: whether outputs are already where they belong.
+        started_ns: when the requests stopped waiting: they were chosen, or the execution before ended.
+        estimate_ns: what the execution is expected to take.
+        staging_ns: what bringing the inputs together took.
         scattered_ns: what writing the outputs took, where that was done at once.
     """
 
@@ -52,6 +55,8 @@ class Batch:
     in_place: bool
     started_ns: int
     staged_ns: int = 0
+    estimate_ns: int = 0
+    staging_ns: int = 0
     scattered_ns: int = 0
     groups: list[RowGroup] = field(default_factory=list)
     failure: ServingError | None = None

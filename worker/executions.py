@@ -3,6 +3,11 @@
 An execution whose learned cost is short runs inline. Others run on the device thread while the loop goes on with
 everything but deciding, so a long execution delays no refusal, expiry or cancellation.
 
+The device should not wait for this process's bookkeeping, so around the end of a long execution:
+    order   the next batch is decided and started first, and the ended one is answered while it runs
+    ahead   if nothing that may still arrive belongs into the next batch, it is brought together and handed to the
+            device thread shortly before the running one is expected to end
+
 One bad request must not fail its neighbours: each request of a failed batch runs again alone, once.
 """
 
@@ -33,6 +38,10 @@ INLINE_COST_NS: Final = 2_000_000
 """Longest expected execution that runs on the loop: far below the 50 ms within which an expiry must be answered, and
 far above what handing a batch to another thread costs (20 to 50 us)."""
 
+LEAD_NS: Final = 300_000
+"""How long before an execution is expected to end records are taken in and the next batch may be brought together: what
+that takes, and as early as a decision may be made. Executions beside which this is long run inline."""
+NEVER_NS: Final = 2**63 - 1
 LONGEST_IDLE_NS: Final = int(BEAT_INTERVAL_S * 1e9)
 
 
@@ -40,8 +49,8 @@ class Executions:
     """One device, from the loop's side.
 
     Attributes:
-        running: the batch at the device thread, if any.
-        expected_end_ns: of ``running``.
+        running: batches at the device thread, the one that runs first, then one more at most.
+        expected_end_ns: of the first of them.
         lost: the device needs a new process.
         idle_until_ns: when to decide again though nothing arrives and nothing runs.
     """
@@ -63,7 +72,7 @@ class Executions:
         self._device = DeviceThread()
         self._ended: Batch | None = None
         self._retries: deque[Dispatch] = deque()
-        self.running: Batch | None = None
+        self.running: deque[Batch] = deque()
         self.expected_end_ns = 0
         self.lost: DeviceLost | None = None
         self.idle_until_ns = 0
@@ -83,14 +92,30 @@ class Executions:
 
     def collect(self) -> None:
         """Take note of what the device thread has finished; ``answer`` tells the callers."""
-        if self.running is not None and self._device.acknowledge():
-            batch, self.running = self.running, None
-            self._end(batch)
+        while self.running and self._device.acknowledge():
+            self._end(self.running.popleft())
 
     def start(self, now_ns: int) -> None:
-        """Decide what comes next and start it, unless something runs."""
-        if self.running is not None:
-            return
+        """Decide what comes next and start it, if the device is free or about to be; ``answer`` comes after it."""
+        if not self.running:
+            self._start_next(now_ns)
+        elif now_ns >= self.ahead_from_ns:
+            dispatch = self._scheduler.next_settled(max(now_ns, self.expected_end_ns))
+            if dispatch is not None:
+                # An executable has two slots: one runs, and the other may hold what the last batch computed.
+                self.answer()
+                batch = self._begun(dispatch, now_ns)
+                if batch is not None:
+                    self._hand_over(batch)
+
+    @property
+    def ahead_from_ns(self) -> int:
+        """When the next batch may be brought together although one runs; never, if that has been done."""
+        if len(self.running) == 1 and not self._retries:
+            return self.expected_end_ns - LEAD_NS
+        return NEVER_NS
+
+    def _start_next(self, now_ns: int) -> None:
         dispatch = self._next_retry(now_ns) if self._retries else None
         if dispatch is None:
             decision = self._scheduler.next(now_ns)
@@ -101,6 +126,23 @@ class Executions:
                 return
             dispatch = decision
         self.idle_until_ns = 0
+        batch = self._begun(dispatch, now_ns)
+        if batch is None:
+            return
+        if self._pulse is not None:
+            self._pulse.executing(batch.staged_ns)
+        if batch.estimate_ns > INLINE_COST_NS:
+            self._hand_over(batch)
+            return
+        if self._ended is not None:
+            # Its callers should not wait for this execution too.
+            self.answer()
+            self._answers.flush()
+        Dispatcher.execute(batch)
+        self._end(batch)
+
+    def _begun(self, dispatch: Dispatch, now_ns: int) -> Batch | None:
+        """Return the dispatch with its inputs brought together; None if that failed, which was answered."""
         loaded = self._registry.loaded(dispatch.model_id)
         assert loaded is not None, "the scheduler dispatched a model that is not loaded"
         try:
@@ -108,18 +150,17 @@ class Executions:
         except ServingError as error:
             self._scheduler.record(dispatch, 0, now_ns)
             self._fail_all(dispatch, error)
-            return
-        if self._pulse is not None:
-            self._pulse.executing(batch.staged_ns)
+            return None
         estimate_ns = self._scheduler.estimate_ns(dispatch.model_id, dispatch.variant, dispatch.batch_size)
-        self.answer()
-        if estimate_ns is None or estimate_ns > INLINE_COST_NS:
-            self.running = batch
-            self.expected_end_ns = batch.staged_ns + (estimate_ns or 0)
-            self._device.submit(batch)
-        else:
-            Dispatcher.execute(batch)
-            self._end(batch)
+        batch.estimate_ns = NEVER_NS if estimate_ns is None else estimate_ns
+        batch.staging_ns = batch.staged_ns - now_ns
+        return batch
+
+    def _hand_over(self, batch: Batch) -> None:
+        self.running.append(batch)
+        if len(self.running) == 1:
+            self.expected_end_ns = batch.staged_ns + batch.estimate_ns
+        self._device.submit(batch)
 
     def answer(self) -> None:
         """Write the outputs and replies of the batch that ended last, if that is still to be done."""
@@ -137,7 +178,7 @@ class Executions:
             batch.dispatch.batch_size,
             len(batch.order),
             queue_ns,
-            batch.staged_ns - batch.started_ns + timing.copy_in_ns,
+            batch.staging_ns + timing.copy_in_ns,
             timing.compute_ns,
             now_ns - began_ns + batch.scattered_ns + timing.copy_out_ns,
         )
@@ -148,9 +189,15 @@ class Executions:
 
     def _end(self, batch: Batch) -> None:
         """Account for an execution; its callers are answered later if it went well."""
-        if self._pulse is not None:
-            self._pulse.executing(0)
+        if self._ended is not None:
+            self.answer()
         executed_ns = self._clock_ns()
+        if self.running:
+            following = self.running[0]
+            following.started_ns = executed_ns
+            self.expected_end_ns = executed_ns + following.estimate_ns
+        if self._pulse is not None:
+            self._pulse.executing(executed_ns if self.running else 0)
         if batch.failure is None and not batch.groups:
             # Before it counts as served: outputs whose size depends on the data may be larger than their room.
             try:

@@ -8,15 +8,17 @@ Answers: every request record gets exactly one reply record. ``Attached.live`` h
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from engines.select import EngineSet
 from worker.answers import Answers
-from worker.arrival import Attached
+from worker.arrival import Arrival, Attached
 from worker.channel.channel import Channel
-from worker.channel.node_link import Order, Report, SyncLink
+from worker.channel.node_link import Order, Report, State, SyncLink
 from worker.channel.pulse import BEAT_INTERVAL_S, Pulse
 from worker.channel.reception import Events
 from worker.channel.series import Series
@@ -31,11 +33,11 @@ from worker.scheduling.scheduler import Scheduler
 
 log = logging.getLogger("worker.loop")
 
-BEAT_NS = int(BEAT_INTERVAL_S * 1e9)
-LONGEST_REST_NS = 1_000_000
+BEAT_NS: Final = int(BEAT_INTERVAL_S * 1e9)
+LONGEST_REST_NS: Final = 1_000_000
 """While the device thread runs a batch, records wait at most so long: a refusal or cancellation is not late with it."""
-SHORTEST_REST_NS, LEAD_NS = 100_000, 300_000
-"""Records are taken in so long before an execution is expected to end, so that the next batch is there by then."""
+SHORTEST_REST_NS: Final = 100_000
+"""Below this, sleeping and waking cost more than the records that come meanwhile."""
 
 
 class Loop:
@@ -105,14 +107,14 @@ class Loop:
         now_ns = self._clock_ns()
         if self._pulse is not None:
             self._pulse.beat(now_ns)
-        running = self._executions.running is not None
-        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns), spin=not running))
+        spin = not self._executions.running
+        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns), spin=spin))
         now_ns = self._clock_ns()
         self._executions.collect()
         rung = self._server.rung()
         self._took = bool(rung)
-        for channel in rung:
-            self._take(channel, now_ns)
+        if rung:
+            self._take(rung, now_ns)
         if now_ns >= self._scheduler.no_expiry_before_ns:
             for shed in self._scheduler.expire(now_ns):
                 self._executions.shed(shed)
@@ -124,20 +126,22 @@ class Loop:
         executions = self._executions
         if executions.lost is not None or (self._link is not None and self._link.gone):
             return True
-        return self._draining and executions.running is None and not any(a.live for a in self._attached.values())
+        return self._draining and not executions.running and not any(a.live for a in self._attached.values())
 
     def _timeout_ns(self, now_ns: int) -> int:
         executions = self._executions
         due_ns = min(self._scheduler.no_expiry_before_ns, now_ns + BEAT_NS)
-        if executions.running is None:
+        if not executions.running:
             due_ns = min(due_ns, executions.idle_until_ns)
+        elif self._scheduler.queued and now_ns < executions.ahead_from_ns:
+            due_ns = min(due_ns, executions.ahead_from_ns)
         return max(0, due_ns - now_ns)
 
     def _rest_ns(self, now_ns: int) -> int:
         # Under load only: where nothing came in the last round, one wake-up costs less than looking every so often.
-        if self._executions.running is None or not self._took:
+        if not self._took or not self._executions.running:
             return 0
-        return max(SHORTEST_REST_NS, min(self._executions.expected_end_ns - LEAD_NS - now_ns, LONGEST_REST_NS))
+        return max(SHORTEST_REST_NS, min(self._executions.ahead_from_ns - now_ns, LONGEST_REST_NS))
 
     # Events
 
@@ -175,6 +179,10 @@ class Loop:
             attached.blocks.clear()
         self._server.publish_models(self._registry.entries())
         self._report_state()
+        if self._registry.state(draining=False)[0] is not State.STARTING:
+            # What models are made of lives long: a full collection during service need not walk it.
+            gc.collect()
+            gc.freeze()
 
     def _on_orders(self, orders: list[Order]) -> None:
         assert self._link is not None
@@ -221,19 +229,23 @@ class Loop:
 
     # Requests in
 
-    def _take(self, channel: Channel, now_ns: int) -> None:
-        attached = self._attached.get(channel.id)
-        if attached is None or attached.gone:
-            return
-        requests, cancels, refusals = self._intake.read(attached)
-        if requests:
+    def _take(self, channels: list[Channel], now_ns: int) -> None:
+        arrivals: list[Arrival] = []
+        cancels: list[Arrival] = []
+        for channel in channels:
+            attached = self._attached.get(channel.id)
+            if attached is None or attached.gone:
+                continue
+            requests, cancelled, refusals = self._intake.read(attached)
+            arrivals += requests
+            cancels += [attached.live[request_id] for request_id in cancelled if request_id in attached.live]
+            for refusal in refusals:
+                self._answers.refuse(attached, refusal)
+        if arrivals:
             self._executions.idle_until_ns = 0
-            for shed in self._scheduler.offer_many(requests, now_ns):
+            for shed in self._scheduler.offer_many(arrivals, now_ns):
                 self._executions.shed(shed)
-        for request_id in cancels:
-            request = attached.live.get(request_id)
-            withdrawn = None if request is None else self._scheduler.cancel(request.key, now_ns)
+        for request in cancels:
+            withdrawn = self._scheduler.cancel(request.key, now_ns)
             if withdrawn is not None:
                 self._executions.shed(withdrawn)
-        for refusal in refusals:
-            self._answers.refuse(attached, refusal)

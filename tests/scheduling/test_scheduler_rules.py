@@ -386,3 +386,29 @@ def test_rule_27_committed_requests_that_leave_are_not_kept_behind_one_that_stay
         assert len(target._committed) <= 100
     assert keys(run(target)) == [0]
     assert not target._committed
+
+
+def test_a_batch_is_settled_when_only_another_model_could_change_it() -> None:
+    target = scheduler(spec(1, sizes=(1, 4)), spec(2, sizes=(1,)))
+    assert target.next_settled(10) is None, "nothing waits"
+    accept(target, [request(key, 1, deadline_ns=1000 + key) for key in range(3)])
+    assert target.next_settled(10) is None, "a fourth would still fit in"
+    accept(target, [request(3, 1), request(4, 1)])
+    assert target.next_settled(1000) is None, "the first would have to be dropped"
+    accept(target, [request(5, 2)])
+    assert target.next_settled(10) is None, "two models"
+    assert target.cancel(5, 10) is not None
+    settled = target.next_settled(999)
+    assert settled is not None and (keys(settled), settled.batch_size) == ([0, 1, 2, 3], 4)
+    assert target.snapshot(999).queued == 1
+    accept(target, [request(6, 1, committed=True)])
+    assert target.next_settled(999) is None, "committed requests take their turn"
+
+
+def test_rule_19_edf_settles_nothing_that_would_miss_its_deadline() -> None:
+    target = scheduler(spec(1, sizes=(1,)), discipline=Discipline.EDF)
+    target.seed_cost(1, 0, 1, 50)
+    accept(target, [request(0, 1, deadline_ns=100)])
+    assert target.next_settled(51) is None
+    settled = target.next_settled(50)
+    assert settled is not None and keys(settled) == [0]

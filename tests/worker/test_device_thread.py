@@ -63,3 +63,20 @@ def test_a_late_wake_up_says_nothing() -> None:
     assert not woken(thread, 0) and not thread.acknowledge()
     thread.clear()
     thread.close()
+
+
+def test_two_batches_run_one_after_the_other_and_each_end_is_told_once() -> None:
+    thread = DeviceThread()
+    thread.start()
+    first, second = batch(), batch()
+    thread.submit(first)
+    thread.submit(second)
+    told = 0
+    while told < 2:
+        assert woken(thread, WAIT_S)
+        thread.clear()
+        while thread.acknowledge():
+            told += 1
+            assert (first.timing, second.timing)[told - 1] == "timing"
+    assert not thread.acknowledge()
+    thread.close()

@@ -82,6 +82,8 @@ def _window(front: Request, others: Iterator[Request], reach: int) -> tuple[list
     while ends[-1] < reach:
         # Every request has a row at least. In pieces: the next few may fill the batch, the queue may be long.
         piece = list(islice(others, min(reach - ends[-1], _PIECE)))
+        if not piece:
+            break
         same = [request.rows for request in piece if request.variant == variant]
         if len(same) < len(piece):
             same = [request.rows for request in takewhile(lambda request: request.variant == variant, piece)]
@@ -92,8 +94,6 @@ def _window(front: Request, others: Iterator[Request], reach: int) -> tuple[list
             break
         if len(same) < len(piece):
             return ends, True
-        if not piece:
-            break
     return ends, False
 
 

@@ -32,6 +32,7 @@ from worker.scheduling.model import ModelState
 from worker.scheduling.order import Key, LazyOrder
 from worker.scheduling.types import (
     NO_DEADLINE,
+    BatchPlan,
     Discipline,
     Dispatch,
     Idle,
@@ -129,7 +130,8 @@ class Scheduler:
 
         Ordinary requests of one model that all fit in, which is what a busy frontend sends, are queued together.
         """
-        model = self._models.get(requests[0].model_id) if requests else None
+        # For one or two, queueing together costs more than it saves.
+        model = self._models.get(requests[0].model_id) if len(requests) > 2 else None
         if model is None or not admission.all_fit(requests, model, self._options.max_queue_depth, now_ns):
             return [shed for request in requests if (shed := self.offer(request, now_ns)) is not None]
         was_not_before_ns = model.queue.not_before_ns
@@ -171,6 +173,11 @@ class Scheduler:
         return self._no_expiry_before_ns
 
     @property
+    def queued(self) -> int:
+        """Requests that wait, over all models."""
+        return len(self._requests)
+
+    @property
     def no_expiry_before_ns(self) -> int:
         """A time before which ``expire`` has nothing to drop, at no cost; ``expire`` at that time makes it exact."""
         return self._no_expiry_before_ns
@@ -195,20 +202,27 @@ class Scheduler:
                 if late:
                     self._drop_hopeless(model, late, model.cost_ns(plan), now_ns)
                     continue
-            requests = model.queue.take(plan.taken)
-            waiting = self._requests
-            for request in requests:
-                del waiting[request.key]
-            model.waits.observe([now_ns - request.arrival_ns for request in requests])
-            if self._committed:
-                self._trim_committed()
-            self._queue_shrank(model)
-            self._seq += 1
-            self._running_seq = self._seq
-            return Dispatch(
-                self._seq, model.spec.model_id, plan.variant, plan.batch_size, plan.rows, requests, plan.reason
-            )
+            return self._dispatched(model, plan, now_ns)
         return _IDLE
+
+    def next_settled(self, start_ns: int) -> Dispatch | None:
+        """Return what ``next`` would return at ``start_ns``, a moment from now, if that is certain enough; else None.
+
+        For a caller who prepares a batch while an earlier one still runs. Certain: one model alone has work, its batch
+        is as large as it can get, and no deadline gets in the way. Only the first request of another model, arriving
+        in that moment, may come one dispatch later than it would have.
+        """
+        if len(self._busy) != 1 or self._committed:
+            return None
+        (model,) = self._busy.values()
+        plan = model.plan()
+        if plan.growable or plan.batch_size < 0:
+            return None
+        if model.queue.not_before_ns <= start_ns and model.queue.soonest_ns() <= start_ns:
+            return None
+        if self._options.discipline is Discipline.EDF and too_late(model, plan, start_ns):
+            return None
+        return self._dispatched(model, plan, start_ns)
 
     def take_sheds(self) -> list[Shed]:
         """Return, once, what ``next`` dropped and what ``remove_model`` left without a model."""
@@ -257,6 +271,20 @@ class Scheduler:
         if model is None:
             raise NotFound(f"model {model_id} is not loaded")
         return model
+
+    def _dispatched(self, model: ModelState, plan: BatchPlan, start_ns: int) -> Dispatch:
+        """Take a plan's requests out of the queue."""
+        requests = model.queue.take(plan.taken)
+        waiting = self._requests
+        for request in requests:
+            del waiting[request.key]
+        model.waits.observe([start_ns - request.arrival_ns for request in requests])
+        if self._committed:
+            self._trim_committed()
+        self._queue_shrank(model)
+        self._seq += 1
+        self._running_seq = self._seq
+        return Dispatch(self._seq, model.spec.model_id, plan.variant, plan.batch_size, plan.rows, requests, plan.reason)
 
     def _grew(self, model: ModelState, was_not_before_ns: int, *, committed: bool) -> None:
         """Take note that a model's queue got more requests, and of what its bound was before."""
