@@ -90,6 +90,10 @@ class Runtime:
         for address, on_device in ((dst, kind in (HOST_TO_DEVICE, WITHIN)), (src, kind in (DEVICE_TO_HOST, WITHIN))):
             if self._inside(self.device, address, size) != on_device:
                 raise CUDARuntimeError(1)
+            if not on_device:
+                # The driver takes it and makes the copy synchronous, which nobody would notice.
+                registered = any(at <= address and address + size <= at + of for at, of in self.registered.items())
+                assert registered or self._inside(self.host, address, size), "host memory of a copy is not page-locked"
         ctypes.memmove(dst, src, size)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:  # noqa: N802
