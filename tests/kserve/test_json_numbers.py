@@ -118,3 +118,19 @@ def test_texts_of_all_lengths_are_read(count: int) -> None:
     assert outcome("FP32", (count,), text)[2] == values.tobytes()
     wrong = text.replace("]", ",true]")
     assert outcome("FP32", (count,), wrong) == exact("FP32", (count,), wrong)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"1", b'"[1]"', b"[", b"[1", b"[1,", b"[1]]", b"[1]}", b"[1],1", b'[1],"name":"y"', b"[1]1", b"{}",
+        b"[1]\0", b"[1]\x0c", b"[1]\xff", b"[1\0]", b"[1\xc2\xa0]", b"\xef\xbb\xbf[1]", b"[1]//", b"[1d]", b"[1f]", b"[1_0]",
+        b"[0x1]", b"[--1]", b"[1e]", b"[1e+]", b"[00]", b"[-01]", b"[1.e5]", b"[,1]", b"[1,]", b"['1']", b"(1)",
+    ],
+)  # fmt: skip
+def test_only_a_list_is_taken(text: bytes) -> None:
+    room = bytearray(4)
+    assert not json_data.pack_quickly(BY_WIRE["FP32"], 1, text, room)
+    assert json_data.pack_quickly(BY_WIRE["FP32"], 1, b" [ 1e0 ]\n", room)
+    assert np.frombuffer(room, np.float32).tolist() == [1.0]
