@@ -45,14 +45,16 @@ class ModelState:
         if plan is None:
             cost_of = self.costs.get if self._options.sizing is Sizing.LEARNED else None
             plan = self._plan = plan_batch(self.spec, self.queue.waiting(), cost_of)
-            cost_ns = max(self.cost_ns(plan), 1.0)
-            self._effective_cost_ns = cost_ns * (1.0 - self._options.coalescing_discount) if plan.taken > 1 else cost_ns
+            self._effective_cost_ns = 0.0
         return plan
 
     def effective_cost_ns(self) -> float:
         """Return the planned dispatch's expected cost, less the discount for coalescing (rule 7); > 0."""
-        if self._plan is None:
-            self.plan()
+        plan = self._plan or self.plan()
+        if not self._effective_cost_ns:
+            # Only models that contend are compared.
+            discount = self._options.coalescing_discount if plan.taken > 1 else 0.0
+            self._effective_cost_ns = max(self.cost_ns(plan), 1.0) * (1.0 - discount)
         return self._effective_cost_ns
 
     def cost_ns(self, plan: BatchPlan) -> float:
