@@ -37,8 +37,7 @@ def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.fixture
 def browser(one_browser: Chromium) -> Iterator[Chromium]:
     """A browser that nobody is signed in with; a test that made it complain fails."""
-    # The page of the test before refreshes itself, and is refused once its cookie is gone.
-    one_browser.open("about:blank")
+    one_browser.begin_anew()
     one_browser.scripts(on=True)
     one_browser.zone("")
     one_browser.look()

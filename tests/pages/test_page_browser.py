@@ -297,8 +297,8 @@ def test_the_chart_answers_why_nothing_ran(admin: Chromium, world: PagesWorld) -
 
 
 def test_a_form_that_others_have_overtaken_says_so_first(admin: Chromium, world: PagesWorld) -> None:
-    admin.open(f"{world.url}/routes/own/edit")
-    world.put_settings(SchedulingRow("own", 11))
+    admin.open(f"{world.url}/routes/cloud/edit")
+    world.put_settings(SchedulingRow("cloud", 11))
     field = admin.until("#max_concurrency")
     field.clear()
     field.send_keys("12")
@@ -306,11 +306,11 @@ def test_a_form_that_others_have_overtaken_says_so_first(admin: Chromium, world:
     assert "Nothing was saved: key ana changed these settings" in admin.until("#problem").text
     assert admin.focused().get_attribute("id") == "problem"
     assert "in force now: 11 at once" in admin.text("#problem") and "in this form: 12 at once" in admin.text("#problem")
-    assert settings(world, "own").max_concurrency == 11
+    assert settings(world, "cloud").max_concurrency == 11
     admin.shot("edit_overtaken")
     admin.click("button.primary")
     admin.until("p.note.good")
-    assert settings(world, "own").max_concurrency == 12
+    assert settings(world, "cloud").max_concurrency == 12
     forget(admin)
 
 
