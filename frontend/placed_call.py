@@ -5,16 +5,19 @@ The same promises as ``InferCall``: exactly one answer, memory given back once, 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines.errors import DeadlineExceeded, Kind, ServingError, error_of
+from engines.errors import DeadlineExceeded, Internal, Kind, ServingError, error_of
 from frontend.infer_call import expired_text
 from worker.channel.client import Placement, Reply
 from worker.channel.messages import ModelEntry
 
 if TYPE_CHECKING:
     from frontend.app import FrontendApp
+
+log = logging.getLogger("frontend.app")
 
 Elements = bytes | bytearray | memoryview
 
@@ -70,6 +73,10 @@ class PlacedCall:
                 raise
         except ServingError as error:
             self._fail(error)
+            return
+        except Exception:
+            log.exception("request.failed model=%s", rows.entry.name)
+            self._fail(Internal("internal error"))
             return
         app.deadlines.add(self)
 

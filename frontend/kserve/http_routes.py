@@ -8,6 +8,7 @@ clients send none, or the wrong one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -31,6 +32,7 @@ from frontend.kserve.http_paths import Operation, Place
 from frontend.kserve.repeats import Key, Plan, Plans
 from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
 from frontend.serving import Serving
+from worker.channel.messages import ModelEntry
 
 log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
@@ -164,7 +166,10 @@ class KserveApp:
     def _start(self, exchange: Exchange, place: Place, body: Part, key: Key | None = None) -> None:
         request = decode_infer(place.name, place.version, body, header_length(exchange.headers), self._limits)
         take_options(request, exchange)
-        learn = None if key is None else partial(self._learn, key, body, request, place)
+        learn = None
+        if key is not None:
+            with contextlib.suppress(ServingError):  # told below
+                learn = partial(self._learn, key, body, request, place, self._serving.entry(place.name, place.version))
         done = partial(self._finish, exchange, request.binary_default, learn=learn)
         call = self._serving.start(request, exchange.arrival_ns, done)
         if not exchange.answered:
@@ -176,15 +181,15 @@ class KserveApp:
         body: Part,
         request: InferRequest,
         place: Place,
+        entry: ModelEntry,
         response: InferResponse,
         head: Headers,
         parts: list[Part],
     ) -> None:
-        try:
-            entry = self._serving.entry(place.name, place.version)
-        except ServingError:
-            return  # gone since
-        self._plans.learn(key, body, request, entry, response, head, parts)
+        """Learn from an answer, if the model is still the one that gave it."""
+        with contextlib.suppress(ServingError):  # gone since
+            if self._serving.entry(place.name, place.version) is entry:
+                self._plans.learn(key, body, request, entry, response, head, parts)
 
     def _infer_again(self, place: Place, plan: Plan, repeat: Repeat, exchange: Exchange) -> None:
         """Handle a request whose head is that of one which followed ``plan``, so that only its body is compared."""
