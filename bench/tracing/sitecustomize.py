@@ -1,7 +1,10 @@
-"""Notes when milestones are passed, in every Python process whose PYTHONPATH begins here. Off without RINGSERVE_TRACE.
+"""Observes a node from inside, in every Python process whose PYTHONPATH begins here.
 
-Each function is replaced right after its module was loaded. A process writes what it noted to RINGSERVE_TRACE/PID when
-it ends: pairs of int64, nanoseconds of the monotonic clock (one for all processes) and the milestone's number.
+With RINGSERVE_TRACE=FOLDER it notes when milestones are passed: each function is replaced right after its module was
+loaded. A process writes what it noted to FOLDER/PID when it ends: pairs of int64, nanoseconds of the monotonic clock
+(one for all processes) and the milestone's number.
+
+With RINGSERVE_SAMPLE=FOLDER frontends and workers sample what they spend processor time on; see ``sampler``.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ import sys
 import time
 from typing import Any
 
+SAMPLED = ("frontend", "worker")
+"""Words on the command line of the processes that serve requests."""
 MAX_EVENTS = 4_000_000
 """Later ones are not noted."""
 
 
 def install(folder: str) -> None:
     """Wrap the milestones of modules as they are loaded; write at exit."""
-    from milestones import MILESTONES
+    from milestones import PLACES
 
     events = array.array("q")
     by_module: dict[str, dict[str, list[tuple[int, bool]]]] = {}
-    for number, milestone in enumerate(MILESTONES):
-        module, _, path = milestone.place.partition(":")
-        by_module.setdefault(module, {}).setdefault(path, []).append((number, milestone.leave))
+    for number, (place, leave) in enumerate(PLACES):
+        module, _, path = place.partition(":")
+        by_module.setdefault(module, {}).setdefault(path, []).append((number, leave))
     load = importlib.machinery.SourceFileLoader.exec_module
 
     def exec_module(self: Any, module: Any) -> None:
@@ -80,6 +85,16 @@ def wrap(module: Any, path: str, numbers: list[tuple[int, bool]], events: array.
     setattr(owner, name, staticmethod(traced) if static else traced)
 
 
-if os.environ.get("RINGSERVE_TRACE"):
+def main() -> None:
+    """Do what the environment asks for."""
+    trace, sample = os.environ.get("RINGSERVE_TRACE"), os.environ.get("RINGSERVE_SAMPLE")
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    install(os.environ["RINGSERVE_TRACE"])
+    if trace:
+        install(trace)
+    if sample and any(word in SAMPLED for word in sys.orig_argv):
+        from sampler import Sampler
+
+        Sampler(sample).start()
+
+
+main()
