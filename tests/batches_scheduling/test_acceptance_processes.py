@@ -1,7 +1,7 @@
 """Acceptance tests 6 to 9, 15 to 18 and 25 on real processes: either database, with one runner process and with three.
 
 Which test covers what of batches.md 3.2, tests 6 to 18 and 25; "here" runs in all four cells (CI: PostgreSQL with
-three runners, and SQLite with one of them passive; the others are slow tests):
+three runners; the other three are slow tests):
 
 ====  ======================  ===========================================================  =========================
 test  these four cells        in one process, both databases                               needs neither
