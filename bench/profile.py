@@ -47,7 +47,7 @@ def all_under_load(
     folder.mkdir()
     plain = servers.start(servers.PEERS[servers.OURS], home / "plain", path, spec)
     try:
-        sampled = servers.start(observed("RINGSERVE_SAMPLE", folder), home / "sampled", path, spec)
+        sampled = servers.start(observed({"RINGSERVE_SAMPLE": folder}), home / "sampled", path, spec)
         try:
             found = []
             for number, form in enumerate(formats):

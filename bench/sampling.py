@@ -3,6 +3,10 @@
 Used by bench/profile.py. A node with the sampler and one without are loaded in turn, so that what sampling costs is
 told. Of the sampled one: threads' processor time from the scheduler's own account (/proc/PID/task/TID/schedstat, ns),
 user and kernel time from /proc/PID/stat, and the main threads' share of every stage from the samples.
+
+Held against perf's cpu-clock samples of the same frontends (31,000 requests/s): writing to sockets 20 % here and 17 %
+there without its Python frames, memory barriers 5 and 4 %, epoll, reading and uvloop 11 and 11 %, the kernel 30 and
+34 %.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def timeline(home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, An
     plain = _latencies(servers.PEERS[servers.OURS], home, path, spec, seconds)
     folder = home / "trace"
     folder.mkdir()
-    traced = _latencies(observed("RINGSERVE_TRACE", folder), home, path, spec, seconds)
+    traced = _latencies(observed({"RINGSERVE_TRACE": folder}), home, path, spec, seconds)
     events = read_events(folder)
     found = {}
     for name, way in WAYS.items():
@@ -144,14 +144,14 @@ def _latencies(peer: servers.Peer, home: Path, path: Path, spec: Spec, seconds: 
         running.stop()
 
 
-def observed(variable: str, folder: Path) -> servers.Peer:
-    """Return our server as a peer whose processes observe themselves (bench/tracing), into ``folder``."""
+def observed(folders: dict[str, Path]) -> servers.Peer:
+    """Return our server as a peer whose processes observe themselves (bench/tracing): folders by variable."""
     ours = servers.PEERS[servers.OURS]
 
     def plan(home: Path, model_file: Path, spec: Spec) -> Plan:
         made = ours.plan(home, model_file, spec)
         made.environment["PYTHONPATH"] = os.pathsep.join((str(TRACING), str(ROOT)))
-        made.environment[variable] = str(folder)
+        made.environment.update({variable: str(folder) for variable, folder in folders.items()})
         return made
 
     return servers.Peer(f"{ours.name}-observed", "", ours.formats, plan)

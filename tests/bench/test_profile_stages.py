@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import json
 import os
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import idle, profile, sampling, stages, timeline
+from bench import idle, load, profile, sampling, stages, timeline
 from bench.idle import Footprint
+from bench.peers import models, servers
 from bench.sampling import Clock, Samples
 from bench.tracing.milestones import ORDINARY, PLACES, REPEAT, WAYS, Milestone
 
@@ -231,6 +233,63 @@ def test_marks_wait_for_every_process(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "0" / "2").write_text("two")
     assert marks.texts() == {1: "one", 2: "two"}
     assert {"begin", "end"} < {path.name for path in (tmp_path / "0").iterdir()}
+
+
+# A real node
+
+ROUNDS = 200
+
+
+def ask(node: servers.Running, spec: models.Spec, way: str, count: int) -> None:
+    """Send requests one after another over one connection."""
+    make = timeline.request_maker(node, spec, way)
+
+    async def send() -> None:
+        connection = await load.connect("127.0.0.1", node.plan.http_port)
+        for _ in range(count):
+            status, body = await connection.call(make())
+            assert status == 200, body
+        assert connection.transport is not None
+        connection.transport.close()
+
+    asyncio.run(send())
+
+
+def test_requests_of_either_way_pass_all_its_milestones_and_are_sampled(tmp_path: Path) -> None:
+    """A milestone that still exists, but that requests no longer pass, would only be named by the next profile."""
+    spec = models.MODELS["mlp_a"]
+    path = models.write(spec, tmp_path / "models" / spec.name)
+    traces, samples = tmp_path / "traces", tmp_path / "samples"
+    for folder in (traces, samples / "0"):
+        folder.mkdir(parents=True)
+    (samples / "0" / "begin").touch()
+    node = servers.start(
+        timeline.observed({"RINGSERVE_TRACE": traces, "RINGSERVE_SAMPLE": samples}), tmp_path, path, spec
+    )
+    try:
+        roles = sampling.roles_of(node)
+        for way in WAYS:
+            for _ in range(4):
+                ask(node, spec, way, 200)
+        (samples / "0" / "end").touch()
+        for _ in range(ROUNDS):
+            if all((samples / "0" / str(pid)).exists() for pid in roles):
+                break
+            # A process writes when it uses the processor.
+            ask(node, spec, "repeat", 50)
+    finally:
+        node.stop()
+    events = timeline.read_events(traces)
+    for name, way in WAYS.items():
+        present, table = timeline.timelines(events, way)
+        assert [way[number].place for number in range(len(way)) if number not in present] == [], name
+        assert len(table), name
+    assert sorted(roles.values()) == ["frontend", "frontend", "worker"]
+    for role in ("frontend", "worker"):
+        found = Samples()
+        for pid in (pid for pid in roles if roles[pid] == role):
+            found.read((samples / "0" / str(pid)).read_text())
+        assert any(stages.stage_of(frames) != stages.LOOP for frames in found.stacks), role
 
 
 # Stages
