@@ -6,7 +6,7 @@ import pytest
 from scheduling_cases import MS, SECOND, accept, dispatch, keys, request, run, scheduler, spec
 
 from engines.errors import AlreadyExists, InvalidInput, Kind, NotFound
-from worker.scheduling.types import Discipline, Idle
+from worker.scheduling.types import NO_DEADLINE, Discipline, Idle
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))
@@ -170,3 +170,15 @@ def test_rule_30_padding_is_counted() -> None:
     run(target)
     run(target)
     assert [(model.padding_rows, model.rows) for model in target.snapshot(0).models] == [(5, 3), (0, 1)]
+
+
+def test_what_waits_and_when_it_may_expire_are_told_at_no_cost() -> None:
+    target = scheduler(spec(1), spec(2))
+    assert (target.queued, target.no_expiry_before_ns) == (0, NO_DEADLINE)
+    accept(target, [request(1, deadline_ns=7 * MS), request(2, model_id=2, deadline_ns=3 * MS)])
+    assert (target.queued, target.no_expiry_before_ns) == (2, 3 * MS)
+    assert target.cancel(2, 0) is not None
+    assert target.queued == 1
+    assert target.no_expiry_before_ns <= 7 * MS, "a bound may be early, never late"
+    assert target.expire(3 * MS) == []
+    assert target.no_expiry_before_ns == 7 * MS

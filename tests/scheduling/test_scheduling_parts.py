@@ -134,3 +134,18 @@ def test_histogram_edges() -> None:
     histogram.observe([-5, -(2**64)])
     assert (histogram.counts()[0], histogram.sum_ns) == (4, sum(waits))
     assert ROW_BOUNDS[0] == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_requests_that_leave_before_any_deadline_is_asked_for_are_not_held(together: bool) -> None:
+    queue = RequestQueue()
+    queue.push(request(0, deadline_ns=5))
+    for key in range(1, 10 * SWEEP_SLACK):
+        passing = request(key)
+        if together:
+            queue.extend([passing])
+        else:
+            queue.push(passing)
+        queue.withdraw(passing)
+        assert queue.held() <= 2 * (queue.depth + 1) + SWEEP_SLACK + 1
+    assert queue.soonest_ns() == 5
