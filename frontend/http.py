@@ -17,6 +17,7 @@ from email.utils import formatdate
 from frontend.adoption import Newcomers
 from frontend.httpd.exchange import Application
 from frontend.httpd.hangup import HangupWatch
+from frontend.httpd.outlet import Turn
 from frontend.httpd.protocol import Connection
 from frontend.httpd.state import Counters, ServerState
 from frontend.settings import EndpointSettings
@@ -44,8 +45,11 @@ class HttpServer:
         limits: EndpointSettings,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
+        turn: Turn | None = None,
     ) -> None:
+        """``turn``: of whoever causes many answers at once."""
         self._app = app
+        self._turn = turn or Turn()
         self._host = host
         self._port = port
         self._limits = limits
@@ -89,6 +93,7 @@ class HttpServer:
             emptied=self._empty.set,
             counters=self._counters,
             closed=closed,
+            turn=self._turn,
         )
         self._newcomers = Newcomers(lambda: Connection(state), closed)
         self._schedule()

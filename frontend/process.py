@@ -27,6 +27,7 @@ from frontend.dispatcher import Dispatcher
 from frontend.grpc_server import AdoptingGrpcServer, RunningGrpcServer, make_grpc_server
 from frontend.hooked import HookedModels
 from frontend.http import HttpServer
+from frontend.httpd.outlet import Turn
 from frontend.kserve.http_routes import KserveApp
 from frontend.node.acceptor import GRPC_TAG, HTTP_TAG
 from frontend.node.link import AsyncLink
@@ -86,8 +87,9 @@ class FrontendProcess:
         settings = self._settings
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         await self._link.start()
+        turn = Turn()
         channel = WorkerChannel(
-            settings.worker_sockets[0], settings.name, settings.channel, self._on_models, lambda _: self._report()
+            settings.worker_sockets[0], settings.name, settings.channel, self._on_models, lambda _: self._report(), turn
         )
         app = self._app = FrontendApp(settings, loop, channel, self._table, self._hooked)
         self._hooked.start(app)
@@ -104,6 +106,7 @@ class FrontendProcess:
             settings.endpoints.host,
             settings.endpoints.http_port,
             settings.endpoints,
+            turn=turn,
         )
         self._grpc = make_grpc_server(
             app, settings.endpoints.host, settings.endpoints.grpc_port, settings.grpc, settings.endpoints, app

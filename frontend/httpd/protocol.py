@@ -58,10 +58,10 @@ class Connection(asyncio.Protocol):
         # A cast: uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
-        self._outlet = Outlet(self._transport)
-        self._answers = AnswerQueue(self._state, self._outlet, self)
-        self._intake = Intake(self._state, self._answers, self)
         state = self._state
+        self._outlet = Outlet(self._transport, state.turn)
+        self._answers = AnswerQueue(self._state, self._outlet, self)
+        self._intake = Intake(state, self._answers, self)
         state.connections.add(self)
         state.counters.accepted += 1
         state.counters.open += 1
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         elif self._answers.queue and not self._lingering:
             self._watch_hangup()
         else:
-            self._transport.close()
+            self._outlet.close()
         return True  # closing here, not by the transport: what is buffered must still be sent
 
     def pause_writing(self) -> None:
@@ -189,14 +189,14 @@ class Connection(asyncio.Protocol):
             limit = limits.read_timeout_seconds
             self._intake.give_up(408, f"the request did not arrive within read_timeout_seconds = {limit:g} s")
         elif phase is Phase.IDLE:
-            self._transport.close()
+            self._outlet.close()
         else:
             self._transport.abort()
 
     def drain(self) -> None:
         """Close now if nothing is in progress; otherwise the last answer due closes the connection."""
         if not self._answers.queue and not self._intake.mid_message and not self._lingering:
-            self._transport.close()
+            self._outlet.close()
 
     # Inside
 
@@ -286,11 +286,11 @@ class Connection(asyncio.Protocol):
         if transport.is_closing() or self._lingering:
             return
         if self._eof or not (self._intake.excess or self._backlog is not None):
-            transport.close()
+            self._outlet.close()
             return
         self._lingering = True
         self._backlog = None
-        transport.write_eof()
+        self._outlet.end()
         self._update_reading()
 
     def _refuse_connection(self) -> None:

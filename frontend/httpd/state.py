@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from frontend.httpd.exchange import Application
 from frontend.httpd.hangup import HangupWatch
+from frontend.httpd.outlet import Turn
 from frontend.settings import EndpointSettings
 
 if TYPE_CHECKING:
@@ -53,5 +54,6 @@ class ServerState:
     buffered_bytes: int = 0
     refused_open: int = 0
     counters: Counters = field(default_factory=Counters)
+    turn: Turn = field(default_factory=Turn)
     connections: set[Connection] = field(default_factory=set)
     closed: Callable[[], None] = lambda: None

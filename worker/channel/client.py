@@ -22,7 +22,7 @@ import msgspec
 from engines.errors import Kind, QueueFull, ServingError, Unavailable, error_of
 from worker.channel import attach, frames
 from worker.channel.attach import AttachRefused
-from worker.channel.attachment import Attachment
+from worker.channel.attachment import Attachment, Turn
 from worker.channel.dial import Dialled, dial
 from worker.channel.doorbell import Barrier
 from worker.channel.frames import BadFrame
@@ -50,6 +50,7 @@ class WorkerChannel:
         name: how the worker lists this frontend.
         on_models: called with the whole model table on attach, before the state changes, and on every change.
         on_state: called with the new state.
+        turn: told before and after the callbacks of several replies.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class WorkerChannel:
         settings: ChannelSettings,
         on_models: Callable[[list[ModelEntry]], None],
         on_state: Callable[[str], None],
+        turn: Turn | None = None,
     ) -> None:
+        self._turn = turn
         self._socket_path = socket_path
         self._name = name
         self._settings = settings
@@ -220,6 +223,7 @@ class WorkerChannel:
     def _adopt(self, dialled: Dialled) -> None:
         attachment = dialled.attachment
         self._gone.clear()
+        attachment.turn = self._turn
         self._attachment = attachment
         loop = asyncio.get_running_loop()
         loop.add_reader(attachment.own_doorbell, self._on_doorbell, attachment)
