@@ -16,8 +16,9 @@ TAKE_DUTY: Final = (
     "INSERT INTO gateway_duties (name, process_id, lease_until) VALUES (:name, :process, :until)"
     " ON CONFLICT (name) DO UPDATE SET process_id = excluded.process_id, lease_until = excluded.lease_until"
     " WHERE gateway_duties.process_id = excluded.process_id OR gateway_duties.lease_until <= :now"
-    # A lease longer than it can be was given before the clock stepped back.
-    " OR gateway_duties.lease_until > :until RETURNING name"
+    # A lease longer than it can be was given before the clock stepped back. Twice as long, since a process that waited
+    # here for another's row lock had read the clock before that one.
+    " OR gateway_duties.lease_until > :beyond RETURNING name"
 )
 
 
@@ -38,7 +39,8 @@ class AlertOps:
 
         def take() -> Op[bool]:
             now = yield from clock()
-            rows = yield from sql(TAKE_DUTY, name=name, process=process_id, now=now, until=now + lease_us)
+            until, beyond = now + lease_us, now + 2 * lease_us
+            rows = yield from sql(TAKE_DUTY, name=name, process=process_id, now=now, until=until, beyond=beyond)
             return bool(rows)
 
         known = await self._db.read(look)
