@@ -72,7 +72,7 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 256 * 1024 * 1024
     max_in_flight: Annotated[int, Meta(ge=1, le=1 << 16)] = 4096
     max_channels: Annotated[int, Meta(ge=1, le=60)] = 32
-    worker_spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 50
+    worker_spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 200
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
