@@ -14,7 +14,7 @@ from frontend.batches.runner.gates import Reason
 from frontend.batches.scheduling.load_limits import ReadError
 from frontend.batches.scheduling.route_watch import RouteWatch
 from frontend.batches.store.rows import SchedulingRow
-from frontend.openai.calls import UpstreamAnswer
+from frontend.openai.calls import Sent, UpstreamAnswer
 from gated_world import URL, GatedWorld, until
 from runner_world import QUICK, RunnerWorld, StubExecutor, failed, line, ok
 
@@ -327,5 +327,39 @@ def test_acceptance_18_precedence(gated: GatedWorld) -> None:
             # Nothing behind a closed gate is asked.
             signal = await gated.until_signal("R", paused_reason=Reason.OUTSIDE_WINDOW)
             assert signal.live_in_flight in (None, 5)
+
+    gated.runners.world.run(scenario())
+
+
+@pytest.mark.parametrize("moment", ["during its pause", "after its pause"])
+def test_acceptance_18_a_closed_gate_is_told_also_of_an_unreachable_route(gated: GatedWorld, moment: str) -> None:
+    """Lines that could not be sent are not tried behind a closed gate: without this, cooling would be told for ever."""
+    up = False
+
+    async def scenario() -> None:
+        nonlocal up
+        runners = gated.runners
+        executor = StubExecutor(lambda text, nth: ok(text) if up else failed(502, Sent.NOT_SENT))
+        gated.load.say(waiting=0)
+        await put(gated, metrics_url=URL, metrics_max_waiting=0)
+        first_pause_s = 3600.0 if moment == "during its pause" else QUICK.first_pause_s
+        async with gated.running(executor, times=replace(QUICK, first_pause_s=first_pause_s, longest_pause_s=3600.0)):
+            batch = await runners.batch(5)
+            await runners.until_waiting(batch, "R", (3, "route_cooling", False))
+            gated.load.fail(ReadError.UNREACHABLE)
+            await runners.until_waiting(batch, "R", (3, "metrics_unavailable", False))
+            await put(gated, **later_window(gated, 2))
+            await runners.until_waiting(batch, "R", (3, "outside_window", False))
+            stored = await runners.store.batches.get(None, batch.id)
+            assert stored is not None and stored.last_waited_at is not None, "a closed window is no stall"
+            await gated.until_signal("R", paused_reason="outside_window")
+            await put(gated)
+            if moment == "during its pause":
+                await runners.until_waiting(batch, "R", (3, "route_cooling", False))
+                await runners.store.batches.cancel(None, batch.id)
+            up = True
+            done = await runners.ended(batch)
+        expected = {"batch_cancelled"} if moment == "during its pause" else set()
+        assert set(done.codes.values()) == expected and len(done.output) + len(done.errors) == 5
 
     gated.runners.world.run(scenario())

@@ -189,11 +189,15 @@ def _wanted(lane: Lane, now_ns: int) -> list[str]:
 
 def _closed(job: Job, lane: Lane, route: str, gates: Sequence[Gate], now_ns: int) -> Reason | None:
     pause = job.pause(route)
-    if pause.runs(now_ns):
-        return Reason.RATE_LIMITED if pause.declined else Reason.ROUTE_COOLING
-    if job.held.get(route) or route in job.probing:
+    if pause.runs(now_ns) and pause.declined:
+        return Reason.RATE_LIMITED
+    reason = first_closed(gates, Ask(job.id, job.batch.workspace_id, route, now_ns))
+    if reason is not None:
+        # Also while lines are held: behind a closed gate nobody tries the route, so cooling would be told for ever.
+        return reason
+    if pause.runs(now_ns) or job.held.get(route) or route in job.probing:
         return Reason.ROUTE_COOLING
-    return first_closed(gates, Ask(job.id, job.batch.workspace_id, route, now_ns))
+    return None
 
 
 def _full(seeker: Seeker) -> Reason:
