@@ -123,8 +123,9 @@ class Chromium:
         """Type on the keyboard, wherever it is."""
         webdriver.ActionChains(self.driver).send_keys(*keys).perform()
 
-    def focused(self) -> WebElement:
-        return self.driver.switch_to.active_element
+    def focused(self, what: str) -> Any:
+        """Return a property of what has the focus; at one moment, since live parts are replaced at any time."""
+        return self.script("return document.activeElement[arguments[0]] ?? null", what)
 
     def look(self, scheme: Literal["light", "dark"] = "light", size: tuple[int, int] = DESKTOP) -> None:
         """Pretend to be a screen of this size, of a person who likes this scheme."""

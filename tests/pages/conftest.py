@@ -45,3 +45,11 @@ def browser(one_browser: Chromium) -> Iterator[Chromium]:
     yield one_browser
     one_browser.scripts(on=True)
     assert one_browser.complaints() == []
+
+
+@pytest.fixture
+def admin(browser: Chromium, world: PagesWorld, scene: Scene) -> Chromium:
+    """A browser in which a platform admin is signed in; batches wait as the scene says."""
+    world.publish()
+    browser.sign_in(world.url, world.keys["ana"].secret)
+    return browser

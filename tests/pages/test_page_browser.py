@@ -15,15 +15,6 @@ from frontend.batches.store.rows import SchedulingRow
 
 pytestmark = pytest.mark.process
 CHECKS = (Path(__file__).parent / "accessibility.js").read_text()
-FETCHES = "return performance.getEntriesByType('resource').filter(one => one.name.includes(arguments[0])).length"
-
-
-@pytest.fixture
-def admin(browser: Chromium, world: PagesWorld, scene: Scene) -> Chromium:
-    """A browser in which a platform admin is signed in; batches wait as the scene says."""
-    world.publish()
-    browser.sign_in(world.url, world.keys["ana"].secret)
-    return browser
 
 
 def settings(world: PagesWorld, route: str) -> SchedulingRow:
@@ -41,7 +32,7 @@ def forget(browser: Chromium) -> None:
 def test_a_key_signs_in_and_the_address_asked_for_is_there(browser: Chromium, world: PagesWorld, scene: Scene) -> None:
     browser.driver.delete_all_cookies()
     browser.open(f"{world.url}/routes/gpu-a")
-    assert browser.focused().get_attribute("id") == "key"
+    assert browser.focused("id") == "key"
     browser.press(world.keys["audit"].secret, Keys.ENTER)
     browser.until("dl.tiles")
     assert browser.driver.current_url == f"{world.url}/routes/gpu-a"
@@ -91,9 +82,9 @@ def test_a_mistake_is_said_beside_its_field_with_the_text_still_there(admin: Chr
     field = admin.one("#max_concurrency")
     assert (field.get_attribute("value"), field.get_attribute("aria-invalid")) == ("1000", "true")
     # The problem has the focus, so that it is read out, and leads to its field.
-    assert admin.focused().get_attribute("id") == "problem"
+    assert admin.focused("id") == "problem"
     admin.press(Keys.TAB, Keys.ENTER)
-    admin.wait(lambda: admin.focused().get_attribute("id") == "max_concurrency")
+    admin.wait(lambda: admin.focused("id") == "max_concurrency")
     assert settings(world, "gpu-a") == replace(settings(world, "gpu-a"), max_concurrency=EXAMPLE.max_concurrency)
     admin.shot("edit_refused")
     forget(admin)
@@ -172,21 +163,6 @@ def test_a_hidden_page_asks_for_nothing_and_asks_at_once_when_seen(admin: Chromi
     admin.wait(lambda: admin.script("return window.asked") > 0)
 
 
-def test_what_is_open_and_where_the_keyboard_is_survive_an_update(
-    admin: Chromium, world: PagesWorld, scene: Scene
-) -> None:
-    admin.open(f"{world.url}/batches")
-    admin.click(f"#menu-{scene['running'].id} summary")
-    asked = admin.script(FETCHES, "/batches/-live")
-    admin.script("document.querySelector('.batches').dataset.old = '1'")
-    world.publish()
-    admin.wait(lambda: admin.script(FETCHES, "/batches/-live") > asked and not admin.has(".batches[data-old]"))
-    assert admin.has(f"#menu-{scene['running'].id}[open]")
-    assert admin.focused().tag_name == "summary"
-    admin.press(Keys.ESCAPE)
-    assert not admin.has("details.menu[open]")
-
-
 def test_text_that_somebody_marks_is_not_replaced(admin: Chromium, world: PagesWorld) -> None:
     world.signal("cloud", None, 1)
     admin.open(f"{world.url}/routes/cloud")
@@ -216,22 +192,20 @@ def test_whoever_is_signed_out_elsewhere_is_told(admin: Chromium, world: PagesWo
 def test_everything_can_be_done_with_the_keyboard(admin: Chromium, world: PagesWorld) -> None:
     admin.open(f"{world.url}/routes/gpu-b")
     admin.press(Keys.TAB)
-    assert admin.focused().get_attribute("textContent") == "Skip to the content"
+    assert admin.focused("textContent") == "Skip to the content"
     admin.press(Keys.ENTER)
-    admin.wait(lambda: admin.focused().get_attribute("id") == "main")
-    reach(admin, lambda: admin.focused().text == "Edit")
+    admin.wait(lambda: admin.focused("id") == "main")
+    reach(admin, lambda: admin.focused("innerText") == "Edit")
     admin.press(Keys.ENTER)
     admin.until("#settings-form")
-    reach(admin, lambda: admin.focused().get_attribute("name") == "yield_live_threshold")
+    reach(admin, lambda: admin.focused("name") == "yield_live_threshold")
     admin.press("9")
-    reach(admin, lambda: admin.focused().get_attribute("value") == "sat")
-    assert (
-        admin.script("return getComputedStyle(arguments[0].nextElementSibling).outlineStyle", admin.focused())
-        == "solid"
-    )
+    reach(admin, lambda: admin.focused("value") == "sat")
+    around = "return getComputedStyle(document.activeElement.nextElementSibling).outlineStyle"
+    assert admin.script(around) == "solid"
     admin.press(Keys.SPACE)
     assert admin.one("#timezone").is_displayed()
-    reach(admin, lambda: admin.focused().text == "Save")
+    reach(admin, lambda: admin.focused("innerText") == "Save")
     admin.press(Keys.ENTER)
     admin.until("p.note.good")
     row = settings(world, "gpu-b")
@@ -244,7 +218,7 @@ def reach(browser: Chromium, condition: object, most: int = 60) -> None:
         browser.press(Keys.TAB)
         if condition():  # type: ignore[operator]
             return
-    raise AssertionError(f"not reached with {most} tabulators; at {browser.focused().get_attribute('outerHTML')[:200]}")
+    raise AssertionError(f"not reached with {most} tabulators; at {browser.focused('outerHTML')[:200]}")
 
 
 def test_pages_work_without_scripts(admin: Chromium, world: PagesWorld) -> None:
@@ -304,7 +278,7 @@ def test_a_form_that_others_have_overtaken_says_so_first(admin: Chromium, world:
     field.send_keys("12")
     admin.click("button.primary")
     assert "Nothing was saved: key ana changed these settings" in admin.until("#problem").text
-    assert admin.focused().get_attribute("id") == "problem"
+    assert admin.focused("id") == "problem"
     assert "in force now: 11 at once" in admin.text("#problem") and "in this form: 12 at once" in admin.text("#problem")
     assert settings(world, "cloud").max_concurrency == 11
     admin.shot("edit_overtaken")
@@ -320,7 +294,7 @@ def test_a_weight_is_changed_where_it_stands(admin: Chromium, world: PagesWorld)
     field.clear()
     field.send_keys("500", Keys.ENTER)
     assert "Expected a whole number from 1 to 100" in admin.until("#problem").text
-    assert admin.focused().get_attribute("value") == "500"
+    assert admin.focused("value") == "500"
     admin.press(Keys.END, Keys.BACKSPACE, Keys.BACKSPACE, Keys.ENTER)
     assert "sales has weight 5" in admin.until("p.note.good").text
     admin.open(f"{world.url}/changes?what=batch_weight.updated")
