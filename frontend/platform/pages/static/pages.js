@@ -29,21 +29,37 @@ function replacePart(part, html) {
     const same = parsed.getElementById(open.id);
     if (same) same.open = true;
   }
-  const focused = part.contains(document.activeElement) ? document.activeElement : null;
-  const place = focused && pathTo(part, focused);
+  const focused = part !== document.activeElement && part.contains(document.activeElement) && document.activeElement;
+  const heir = focused && heirOf(focused, part, parsed.body);
   const scrolled = [...part.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
   part.replaceChildren(...parsed.body.childNodes);
   part.querySelectorAll(".scroll").forEach((box, index) => { box.scrollLeft = scrolled[index] || 0; });
-  if (focused) {
-    const heir = (focused.id && part.querySelector("#" + CSS.escape(focused.id))) || followPath(part, place);
-    if (heir) heir.focus({ preventScroll: true });
+  if (heir) heir.focus({ preventScroll: true });
+  if (focused && !part.contains(document.activeElement)) {
+    // What had it is gone: the next tabulator begins with this part, not with the page.
+    part.tabIndex = -1;
+    part.focus({ preventScroll: true });
   }
 }
 
-// Whoever marks text to copy it must not lose it to an update.
-function isSelecting(part) {
+// What takes the place of an element. Rows come and go above it, so counting from the top could end in the actions of
+// something else: it is looked for in what has the same id, and a link by where it leads.
+function heirOf(node, part, fresh) {
+  const named = node.closest("[id]");
+  const known = named !== part && part.contains(named);
+  const before = known ? named : part;
+  const after = known ? fresh.querySelector("#" + CSS.escape(named.id)) : fresh;
+  const href = node.getAttribute("href");
+  if (!after || node === before) return after;
+  if (href === null) return followPath(after, pathTo(before, node));
+  const same = `[href="${CSS.escape(href)}"]`;
+  return after.querySelectorAll(same)[[...before.querySelectorAll(same)].indexOf(node)];
+}
+
+// Whoever marks text to copy it must not lose it to an update; nor the click whoever has just pressed the button.
+function isInHand(part) {
   const marked = document.getSelection();
-  return marked && !marked.isCollapsed && part.contains(marked.anchorNode);
+  return (marked && !marked.isCollapsed && part.contains(marked.anchorNode)) || part.querySelector(":active") !== null;
 }
 
 function pathTo(root, node) {
@@ -127,7 +143,7 @@ class LivePart {
       }
       if (!answer.ok) throw new Error(String(answer.status));
       const html = await answer.text();
-      if (html !== this.last && !isSelecting(this.part)) {
+      if (html !== this.last && !isInHand(this.part)) {
         replacePart(this.part, html);
         this.last = html;
       }
