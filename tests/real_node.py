@@ -167,10 +167,13 @@ class Node:
         return until("full strength", self.full_strength, timeout_s)
 
     def pids(self, role: str) -> list[int]:
-        """Return the process ids of a role."""
+        """Return the process ids of a role, without those that wait to be started again.
+
+        Such a one has the number 0, and a signal to that goes to the whole process group of the test.
+        """
         status = self.status()
         assert status is not None, self.log()
-        return [process["pid"] for process in status["processes"] if process["role"] == role]
+        return [process["pid"] for process in status["processes"] if process["role"] == role and process["pid"]]
 
     @property
     def ports(self) -> dict[str, int]:
