@@ -102,6 +102,8 @@ class HttpConnection(asyncio.Protocol):
     async def call(self, request: bytes) -> tuple[int, bytes]:
         """Send a rendered request; return status and body."""
         assert self.transport is not None
+        if self.transport.is_closing():
+            raise ConnectionResetError("the server closed the connection")
         self._waiter = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return await self._waiter
