@@ -105,6 +105,8 @@ def test_rule_14_lone_request_that_fills_the_size_has_no_padding() -> None:
         ([1, 1], {1: 1.0, 8: 2.0, 32: 2.0}, 8, 2),
         # A size that was never measured: as ``fill``.
         ([1] * 31, {1: 1.0, 8: 2.0}, 8, 8),
+        # A size that seems dearer than a larger one was disturbed when it was measured; it runs, and is measured again.
+        ([1], {1: 7.0, 8: 2.0, 32: 4.0}, 1, 1),
         # The front is always carried, whatever it costs.
         ([9, 1], {1: 1.0, 8: 1.0, 32: 1000.0}, 32, 2),
     ],
@@ -147,8 +149,12 @@ def literal_fill(model: ModelSpec, waiting: list[Request]) -> tuple[int, int]:
     return size, taken
 
 
+def bounded(costs: dict[int, float], size: int) -> float:
+    return min(cost for other, cost in costs.items() if other >= size)
+
+
 def literal_learned(model: ModelSpec, waiting: list[Request], costs: dict[int, float]) -> float:
-    """Return the least cost per row carried over all sizes that hold the front."""
+    """Return the least cost per row carried over all sizes that hold the front; none costs more than a larger one."""
     best = float("inf")
     cap = model.max_batch_size or 10**9
     for size in model.batch_sizes:
@@ -159,7 +165,7 @@ def literal_learned(model: ModelSpec, waiting: list[Request], costs: dict[int, f
             if one.variant != waiting[0].variant or rows + one.rows > min(size, cap):
                 break
             rows += one.rows
-        best = min(best, costs[size] / rows)
+        best = min(best, bounded(costs, size) / rows)
     return best
 
 
@@ -185,7 +191,7 @@ def test_plans_follow_the_rules(sizes, shapes, cap, data) -> None:
             assert result.taken == 1 or not cap or result.rows <= cap
     if filled.batch_size > 0:
         assert (filled.batch_size, filled.taken) == literal_fill(model, waiting)
-        assert costs[learned.batch_size] / learned.rows == literal_learned(model, waiting, costs)
+        assert bounded(costs, learned.batch_size) / learned.rows == literal_learned(model, waiting, costs)
 
 
 @settings(max_examples=300)

@@ -102,16 +102,22 @@ def _cheapest(
 ) -> int | None:
     """Return the index of the size with the least cost per row carried, from ``least`` on; None if one is unmeasured.
 
-    Of equal ones the size that carries more rows wins, then the smaller size.
+    A size is taken to cost no more than any larger one. Otherwise a measurement that something disturbed would rule a
+    size out for good: it would not run again, and so not be measured again. Of equal ones the size that carries more
+    rows wins, then the smaller size.
     """
-    best: tuple[float, int, int] | None = None
-    for index, size in enumerate(spec.batch_sizes):
+    costs_ns: list[float] = []
+    for size in spec.batch_sizes:
         cost_ns = cost_of(variant, size)
         if cost_ns is None:
             return None
-        if index >= least:
-            rows = ends[max(bisect_right(ends, min(size, cap)), 1) - 1]
-            score = (cost_ns / rows, -rows, index)
-            if best is None or score < best:
-                best = score
+        costs_ns.append(cost_ns)
+    best: tuple[float, int, int] | None = None
+    bound_ns = costs_ns[-1]
+    for index in range(len(costs_ns) - 1, least - 1, -1):
+        bound_ns = min(bound_ns, costs_ns[index])
+        rows = ends[max(bisect_right(ends, min(spec.batch_sizes[index], cap)), 1) - 1]
+        score = (bound_ns / rows, -rows, index)
+        if best is None or score < best:
+            best = score
     return None if best is None else best[2]
