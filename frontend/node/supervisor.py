@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -52,6 +53,7 @@ from worker.config import WorkerSettings
 log = logging.getLogger("node")
 
 WATCH_INTERVAL_S = 0.25
+STATUS_TURNS = 10
 DRAIN_MARGIN_S = 5.0
 """Beyond ``drain_timeout_seconds``, within which a frontend ends by itself."""
 WORKER_DRAIN_S = 10.0
@@ -281,10 +283,12 @@ class Node:
 
     async def _poll(self) -> None:
         """Renew everybody's figures, so that a process that dies loses at most this interval's counts."""
-        while True:
+        for turn in itertools.count():
             await asyncio.sleep(SERIES_INTERVAL_S)
             await self._fleet.ask("series")
-            await self._fleet.ask("status")
+            # Whoever asks for the status has it asked anew; this is what is told of a process that does not answer.
+            if turn % STATUS_TURNS == 0:
+                await self._fleet.ask("status")
 
     def _on_change(self) -> None:
         conditions = self._fleet.conditions((keeper.role, keeper.name) for keeper in self._keepers)
