@@ -72,8 +72,7 @@ class Intake:
         self._sink: BodySink | None = None
         self._buffer: BodyBuffer | None = None
         self._chunked = False
-        self._left = 0
-        self._raw = False
+        self._left, self._raw = 0, False
         self._known: KnownHead | None = None
         self._parsed: Head | None = None
         self.stopped = False
@@ -117,7 +116,8 @@ class Intake:
         exchange = Exchange(self._answers, head, self._state.clock())
         self._answers.add(exchange)
         body: bytes | memoryview = data[at:] if len(data) - at <= VIEW_BYTES else memoryview(data)[at:]
-        if head.handler is not None or not body:
+        # One that differs in its length may announce too much, which is refused below.
+        if not body or (head.handler is not None and len(body) <= self._state.limits.max_request_bytes):
             exchange.body = body
             exchange.complete = True
             self._owner.completed(exchange)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import httptools
 import pytest
+from http_double import TEXT, Running, Told
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.httpd.exchange import Exchange
 from frontend.httpd.heads import MAX_KEPT_BYTES, MAX_KNOWN_BODY_BYTES, Head, known_head
+from frontend.settings import EndpointSettings
 
 
 def parsed(raw: bytes) -> Head:
@@ -129,3 +134,29 @@ def test_a_message_without_a_body_is_known_by_all_its_bytes() -> None:
     assert known is not None
     assert known.match(first) == (head, len(first))
     assert known.match(first + first) is None
+
+
+class Remembering(Told):
+    """Handles all but the first request of a connection by the handler that it set at the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handled: list[int] = []
+
+    def handle(self, exchange: Exchange) -> None:
+        exchange.head.handler = self._again
+        super().handle(exchange)
+
+    def _again(self, exchange: Exchange) -> None:
+        self.handled.append(len(exchange.body))
+        exchange.respond(200, TEXT, [exchange.body])
+
+
+def test_a_known_head_announces_no_more_than_the_limit(serve: Callable[..., Running]) -> None:
+    app = Remembering()
+    server = serve(app, EndpointSettings(max_request_bytes=1024))
+    with server.client() as client:
+        for length, status in ((10, 200), (1024, 200), (10, 200), (1025, 413)):
+            asked = message(b"x" * length).replace(b"/v2/models/m/infer?a=b", b"/echo")
+            assert client.ask(asked).status == status
+    assert app.handled == [1024, 10]
