@@ -6,11 +6,15 @@ The same promises as ``InferCall``: exactly one answer, memory given back once, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engines.bundle.variants import match_variant
 from engines.errors import DeadlineExceeded, Internal, Kind, ServingError, error_of
+from engines.tensor import element_count
 from frontend.infer_call import expired_text
+from frontend.inference import InferRequest
 from worker.channel.client import Placement, Reply
 from worker.channel.messages import ModelEntry
 
@@ -36,6 +40,37 @@ class Rows:
     rows: int
     inputs: tuple[tuple[int, int], ...]
     timeout_us: int
+
+
+def rows_of(entry: ModelEntry, request: InferRequest, starts: Sequence[int]) -> Rows | None:
+    """Return how a request's tensors are placed by their bytes alone; None if more must be looked at.
+
+    Args:
+        starts: per input, in the request's order, where its elements begin.
+    """
+    signature = entry.signature
+    if signature is None or entry.model_py or any(tensor.region is not None for tensor in request.inputs):
+        return None
+    given = {tensor.name: (tensor.shape, start) for tensor, start in zip(request.inputs, starts, strict=True)}
+    inputs: list[tuple[int, int]] = []
+    rows = 1
+    for spec in signature.inputs:
+        # A BOOL byte must be looked at, and a BYTES tensor taken apart.
+        if spec.name not in given or spec.dtype in ("bool", "bytes"):
+            return None
+        shape, start = given[spec.name]
+        count = element_count(shape)
+        if not count:
+            return None
+        inputs.append((start, start + count * spec.element.itemsize))
+        if spec.batch_axis is not None:
+            rows = shape[spec.batch_axis]
+    variant = match_variant(signature, [given[spec.name][0] for spec in signature.inputs])
+    if variant < 0 or any(signature.variants[variant].dynamic_outputs):
+        return None
+    if signature.coalesces and rows > signature.max_rows:
+        return None
+    return Rows(entry, variant, rows, tuple(inputs), request.timeout_us)
 
 
 class PlacedCall:

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from engines.bundle.variants import match_variant
-from engines.tensor import element_count
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.proto import message_class
 from frontend.kserve.wire import LENGTH_DELIMITED, key, read_varint, skip_field, varint
-from frontend.placed_call import Rows
+from frontend.placed_call import Rows, rows_of
 from frontend.serving import Serving
 from worker.channel.messages import ModelEntry
 
@@ -241,40 +239,22 @@ def layout_of(message: bytes) -> Layout | None:
 
 def _template(entry: ModelEntry, message: bytes, request: InferRequest, response: InferResponse) -> Template | None:
     signature = entry.signature
-    if signature is None or entry.model_py or request.explain or response.parameters:
+    if signature is None or request.explain or response.parameters:
         return None
     if response.model != entry.name or response.version != entry.version:
         return None
-    if any(tensor.raw is None or tensor.region is not None for tensor in request.inputs):
-        return None
     layout = layout_of(message)
-    if layout is None or len(layout.raws) != len(request.inputs) or len(request.inputs) != len(signature.inputs):
+    if layout is None or any(tensor.raw is None for tensor in request.inputs):
         return None
-    shapes = {tensor.name: tensor.shape for tensor in request.inputs}
-    starts = {tensor.name: start for tensor, (start, _) in zip(request.inputs, layout.raws, strict=True)}
+    if not len(layout.raws) == len(request.inputs) == len(signature.inputs):
+        return None
     first = layout.raws[0][0]
-    inputs: list[tuple[int, int]] = []
-    rows = 1
-    for spec in signature.inputs:
-        # A BOOL byte must be looked at, and a BYTES tensor taken apart.
-        if spec.name not in shapes or spec.dtype in ("bool", "bytes"):
-            return None
-        shape = shapes[spec.name]
-        if not element_count(shape):
-            return None
-        start = starts[spec.name] - first
-        inputs.append((start, start + element_count(shape) * spec.element.itemsize))
-        if spec.batch_axis is not None:
-            rows = shape[spec.batch_axis]
-    variant = match_variant(signature, [shapes[spec.name] for spec in signature.inputs])
-    if variant < 0 or any(signature.variants[variant].dynamic_outputs):
+    rows = rows_of(entry, request, [start - first for start, _ in layout.raws])
+    if rows is None:
         return None
-    if signature.coalesces and rows > signature.max_rows:
-        return None
-    answer = _answer_parts([spec.name for spec in (*signature.inputs, *signature.outputs)], len(inputs), response)
-    if answer is None:
-        return None
-    return Template(message, layout, Rows(entry, variant, rows, tuple(inputs), request.timeout_us), answer)
+    names = [spec.name for spec in (*signature.inputs, *signature.outputs)]
+    answer = _answer_parts(names, len(signature.inputs), response)
+    return None if answer is None else Template(message, layout, rows, answer)
 
 
 def _answer(template: Template, request: InferRequest, response: InferResponse) -> bytes:

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
-from engines.bundle.signature import Signature
-from engines.bundle.variants import match_variant
-from engines.tensor import element_count
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.outlet import COPY_BYTES
 from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, InferResponse, InputTensor
 from frontend.kserve.json_repeats import JsonPlan, json_plan, opening_of
 from frontend.kserve.request_ids import AroundId, split_answer, split_asked
-from frontend.placed_call import Rows
+from frontend.placed_call import Rows, rows_of
 from worker.channel.client import Placement
 from worker.channel.messages import ModelEntry
 
@@ -170,12 +168,15 @@ def _plan(
     if len(parts) != 1 + (0 if in_json else len(response.outputs)):
         return None
     request_id = request.request_id.encode()
-    text = bytes(body if in_json else body[: len(body) - sum(_raw_bytes(tensor) for tensor in request.inputs)])
+    text = bytes(body if in_json else body[: len(body) - sum(map(_raw_bytes, request.inputs))])
     asked, json = split_asked(text), split_answer(bytes(parts[0]), request_id)
     if json is None or asked.id_in(text) != request_id:
         return None
-    rows = _rows(request, entry, signature, len(text))
-    if rows is None:
+    # Numbers that are read become the only elements; raw ones lie where they came.
+    raw = [_raw_bytes(tensor) for tensor in request.inputs]
+    starts = [0] * len(raw) if in_json else list(accumulate(raw[:-1], initial=len(text)))
+    rows = rows_of(entry, request, starts)
+    if rows is None or any((tensor.array if in_json else tensor.raw) is None for tensor in request.inputs):
         return None
     first = len(signature.inputs)
     outputs = [(first + names.index(one.name), one) for one in response.outputs]
@@ -195,30 +196,3 @@ def _plan(
 
 def _raw_bytes(tensor: InputTensor) -> int:
     return 0 if tensor.raw is None else len(memoryview(tensor.raw))
-
-
-def _rows(request: InferRequest, entry: ModelEntry, signature: Signature, at: int) -> Rows | None:
-    """Return how the request's tensors, whose elements begin at byte ``at``, are placed; None if not by bytes alone."""
-    spans: dict[str, tuple[tuple[int, ...], int]] = {}
-    in_json = all(tensor.array is not None for tensor in request.inputs)
-    for tensor in request.inputs:
-        if tensor.region is not None or (tensor.raw is None and not in_json):
-            return None
-        spans[tensor.name] = (tensor.shape, 0 if in_json else at)
-        at += _raw_bytes(tensor)
-    inputs: list[tuple[int, int]] = []
-    rows = 1
-    for spec in signature.inputs:
-        # A BOOL byte must be looked at, and a BYTES tensor taken apart.
-        if spec.name not in spans or spec.dtype in ("bool", "bytes"):
-            return None
-        shape, start = spans[spec.name]
-        inputs.append((start, start + element_count(shape) * spec.element.itemsize))
-        if spec.batch_axis is not None:
-            rows = shape[spec.batch_axis]
-    variant = match_variant(signature, [spans[spec.name][0] for spec in signature.inputs])
-    if variant < 0 or any(signature.variants[variant].dynamic_outputs):
-        return None
-    if signature.coalesces and rows > signature.max_rows:
-        return None
-    return Rows(entry, variant, rows, tuple(inputs), request.timeout_us)
