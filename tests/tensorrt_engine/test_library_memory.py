@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runs import executed
 
 import onnx_models
-from engines.base import Executable
 from engines.device.base import Span
 from engines.device.errors import OutOfDeviceMemory
 from engines.device.host import HostDevice
@@ -33,15 +33,6 @@ def opened(engine: FakeTensorRT, path: Path) -> TensorRTModel:
     model = engine.open(WIDE, onnx_models.mlp(path, layers=2, width=WIDTH))
     model.prepare(resolve(model, WIDE))
     return model
-
-
-def executed(executable: Executable, rows: NDArray) -> NDArray:
-    slot = executable.slot()
-    slot.inputs[0][...] = rows
-    executable.stage(slot)
-    executable.launch(slot)
-    executable.finish(slot)
-    return slot.outputs[0].copy()
 
 
 def rows_of(seed: int) -> NDArray:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runs import executed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from engines.errors import EngineFailed, NotReady
 from engines.probe import resolve
 from engines.staging import aligned_zeros
 from engines.tensor import NDArray
-from engines.tensorrt.executable import TensorRTExecutable
 from engines.tensorrt.model import TensorRTModel
 from engines.tensorrt.profiles import MAX_PROFILES, profiles_of
 from manifests import manifest
@@ -48,15 +48,6 @@ def opened(engine: FakeTensorRT, wanted: Manifest, path: Path) -> TensorRTModel:
     model = engine.open(wanted, path)
     model.prepare(resolve(model, wanted))
     return model
-
-
-def executed(executable: TensorRTExecutable, rows: NDArray) -> NDArray:
-    slot = executable.slot()
-    slot.inputs[0][...] = rows
-    executable.stage(slot)
-    executable.launch(slot)
-    executable.finish(slot)
-    return slot.outputs[0].copy()
 
 
 def rows_of(seed: int, count: int = 4) -> NDArray:
