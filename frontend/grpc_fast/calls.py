@@ -194,7 +194,7 @@ class InferCall(UnaryCall):
         try:
             parts, size = self._service.encode(outcome)
             if self._learn is not None:
-                self._service.learn(*self._learn, outcome, parts)
+                self._service.learn(self.arrival_ns, *self._learn, outcome, parts)
         except Exception as error:
             outcome.release()
             self.refuse(error)

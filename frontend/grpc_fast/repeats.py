@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from frontend.attempts import Attempts
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.proto import message_class
 from frontend.kserve.wire import LENGTH_DELIMITED, key, read_varint, skip_field, varint
@@ -30,9 +31,6 @@ MAX_TEMPLATES: Final = 256
 """Kinds of message remembered per frontend; when more occur all are forgotten, and those in use come back at once."""
 MAX_SAME_SIZE: Final = 4
 """Of them those of one size: each is compared in turn."""
-MAX_TRIES: Final = 256
-TRIES_PER_S: Final = 32
-"""Attempts to learn, saved up and renewed: of messages that never repeat each would cost as much as an answer."""
 MAX_DESCRIPTION_BYTES: Final = 2048
 MAX_ANSWER_BYTES: Final = 32 * 1024
 """Outputs are copied; larger ones are better lent, as the ordinary way does."""
@@ -115,7 +113,7 @@ class Templates:
         self._serving = serving
         self._table: object = None
         self._count = 0
-        self._tries_left = MAX_TRIES
+        self._attempts = Attempts()
         self._by_bytes: dict[int, list[Template]] = {}
 
     def find(self, data: bytes, at: int, stop: int) -> Found | None:
@@ -130,9 +128,8 @@ class Templates:
                 return template, data, first, b""
         return self._find_with_id(data, at, stop)
 
-    def learn(
-        self, message: bytes, request: InferRequest, table: object, response: InferResponse, answer: Iterable[Any]
-    ) -> None:
+    def learn(self, now_ns: int, message: bytes, request: InferRequest, table: object, response: InferResponse,
+              answer: Iterable[Any]) -> None:  # fmt: skip
         """Remember what an answered request has shown, if it is of the kind that repeats.
 
         Args:
@@ -147,9 +144,8 @@ class Templates:
             self._by_bytes.clear()
         known = framed(len(message), message)
         # Many of one kind may be under way before the first is answered.
-        if not self._tries_left or self.find(known, 0, len(known)) is not None:
+        if self.find(known, 0, len(known)) is not None or not self._attempts.take(now_ns):
             return
-        self._tries_left -= 1
         template = _template(self._serving.entry(request.model, request.version), message, request, response)
         if template is None:
             return
@@ -163,10 +159,6 @@ class Templates:
         same.insert(0, template)
         self._count += 1 if len(same) <= MAX_SAME_SIZE else 0
         del same[MAX_SAME_SIZE:]
-
-    def renew(self) -> None:
-        """About a second has passed."""
-        self._tries_left = min(MAX_TRIES, self._tries_left + TRIES_PER_S)
 
     def _find_with_id(self, data: bytes, at: int, stop: int) -> Found | None:
         message = at + PREFIX_BYTES

@@ -133,8 +133,6 @@ class FastGrpcServer:
         now_ns = self._clock()
         for connection in list(self._state.connections):
             connection.tick(now_ns)
-        if self._service is not None:
-            self._service.tick()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, let RPCs under way finish, and cut what is left after ``timeout_s``.

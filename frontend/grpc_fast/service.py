@@ -125,16 +125,11 @@ class Service:
         parts = self._responses.encode(response)
         return parts, sum(map(len, parts))
 
-    def learn(
-        self, message: bytes, request: InferRequest, table: object, response: InferResponse, answer: list[Buffer]
-    ) -> None:
+    def learn(self, now_ns: int, message: bytes, request: InferRequest, table: object, response: InferResponse,
+              answer: list[Buffer]) -> None:  # fmt: skip
         """Remember an answered call for those that repeat it; as ``Templates.learn``."""
         if self.app is not None:
-            self._templates.learn(message, request, table, response, answer)
-
-    def tick(self) -> None:
-        """About a second has passed."""
-        self._templates.renew()
+            self._templates.learn(now_ns, message, request, table, response, answer)
 
     def _by_path(self, settings: GrpcSettings) -> dict[bytes, Callable[..., Any]]:
         health = Health(self.serving, self.draining)

@@ -169,7 +169,8 @@ class KserveApp:
         learn = None
         if key is not None:
             with contextlib.suppress(ServingError):  # told below
-                learn = partial(self._learn, key, body, request, place, self._serving.entry(place.name, place.version))
+                entry = self._serving.entry(place.name, place.version)
+                learn = partial(self._learn, key, exchange.arrival_ns, body, request, place, entry)
         done = partial(self._finish, exchange, request.binary_default, learn=learn)
         call = self._serving.start(request, exchange.arrival_ns, done)
         if not exchange.answered:
@@ -178,6 +179,7 @@ class KserveApp:
     def _learn(
         self,
         key: Key,
+        arrival_ns: int,
         body: Part,
         request: InferRequest,
         place: Place,
@@ -189,7 +191,7 @@ class KserveApp:
         """Learn from an answer, if the model is still the one that gave it."""
         with contextlib.suppress(ServingError):  # gone since
             if self._serving.entry(place.name, place.version) is entry:
-                self._plans.learn(key, body, request, entry, response, head, parts)
+                self._plans.learn(key, arrival_ns, body, request, entry, response, head, parts)
 
     def _infer_again(self, place: Place, plan: Plan, repeat: Repeat, exchange: Exchange) -> None:
         """Handle a request whose head is that of one which followed ``plan``, so that only its body is compared."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from frontend.attempts import Attempts
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.outlet import COPY_BYTES
 from frontend.httpd.wire import Headers, Part, render_front
@@ -31,10 +32,6 @@ from worker.channel.messages import ModelEntry
 MAX_PLANS: Final = 256
 """Headers remembered per frontend; when more occur all are forgotten and those still in use come back at once."""
 MAX_JSON_BYTES: Final = 4096
-MAX_TRIES: Final = 256
-RENEWAL_NS: Final = 1_000_000_000
-TRIES_PER_RENEWAL: Final = 32
-"""Attempts to learn, saved up and renewed: of requests that never repeat each would cost as much as an answer."""
 MAX_READY_BYTES: Final = COPY_BYTES - 1024
 """Answers up to this size, and their head, are copied into one piece."""
 _OPTIONS: Final = (
@@ -97,8 +94,7 @@ class Plans:
 
     def __init__(self) -> None:
         self._plans: dict[Key, Plan] = {}
-        self._tries_left = MAX_TRIES
-        self._renewed_ns = 0
+        self._attempts = Attempts()
 
     def find(self, exchange: Exchange) -> tuple[Key, Plan | None] | None:
         """Return the key of a request that may repeat, and its plan if there is one; None if it is of no such kind."""
@@ -106,7 +102,6 @@ class Plans:
         for name in _OPTIONS:
             if name in headers:
                 return None
-        self._renew(exchange.arrival_ns)
         body = exchange.body
         length = headers.get(b"inference-header-content-length")
         if length is None:
@@ -129,22 +124,16 @@ class Plans:
         """Drop a plan whose model has changed."""
         self._plans.pop(key, None)
 
-    def learn(self, key: Key, body: Part, request: InferRequest, entry: ModelEntry, response: InferResponse,
-              head: Headers, parts: Sequence[Part]) -> None:  # fmt: skip
+    def learn(self, key: Key, now_ns: int, body: Part, request: InferRequest, entry: ModelEntry,
+              response: InferResponse, head: Headers, parts: Sequence[Part]) -> None:  # fmt: skip
         """Remember what a request that was answered the ordinary way has shown, if it is of the kind that repeats."""
-        if key in self._plans or not self._tries_left:
+        if key in self._plans or not self._attempts.take(now_ns):
             return
-        self._tries_left -= 1
         plan = _plan(key, body, request, entry, response, head, parts)
         if plan is not None:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-
-    def _renew(self, now_ns: int) -> None:
-        if now_ns - self._renewed_ns >= RENEWAL_NS:
-            self._renewed_ns = now_ns
-            self._tries_left = min(MAX_TRIES, self._tries_left + TRIES_PER_RENEWAL)
 
 
 def _plan(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from raw_grpc import INFER, RawClient, framed
 from serving_double import DoubleServing
 
-from frontend.grpc_fast.repeats import MAX_TEMPLATES, MAX_TRIES, Templates, layout_of
+from frontend.attempts import MAX_ATTEMPTS
+from frontend.grpc_fast.repeats import MAX_TEMPLATES, Templates, layout_of
 from frontend.grpc_server import RunningGrpcServer
 from frontend.inference import InferResponse, OutputTensor
 from frontend.kserve.grpc_codec import decode_infer, infer_parts
@@ -206,12 +207,12 @@ def learnt(*messages: bytes) -> Templates:
     return templates
 
 
-def learn(templates: Templates, message: bytes, table: object = None) -> None:
+def learn(templates: Templates, message: bytes, table: object = None, now_ns: int = 0) -> None:
     request = decode_infer(message, EndpointSettings())
     array = np.frombuffer(memoryview(request.inputs[0].raw or b""), np.float32).reshape(request.inputs[0].shape)
     response = InferResponse("echo_f32", "1", request.request_id, [OutputTensor("y", "FP32", array)])
     table = templates._serving.entries() if table is None else table
-    templates.learn(message, request, table, response, infer_parts(response))
+    templates.learn(now_ns, message, request, table, response, infer_parts(response))
 
 
 def found(templates: Templates, message: bytes, before: bytes = b"", after: bytes = b"") -> Any:
@@ -263,7 +264,9 @@ def test_a_new_table_forgets_what_was_learnt() -> None:
 
 
 def test_calls_of_one_kind_that_were_under_way_together_are_learnt_once() -> None:
-    templates = learnt(*[request_of("echo_f32", names=("x",), request_id=str(number)) for number in range(MAX_TRIES)])
+    templates = learnt(
+        *[request_of("echo_f32", names=("x",), request_id=str(number)) for number in range(MAX_ATTEMPTS)]
+    )
     assert sum(map(len, templates._by_bytes.values())) == 1
     other = request_of("echo_f32", names=("x",), rows=2)
     learn(templates, other)
@@ -272,14 +275,13 @@ def test_calls_of_one_kind_that_were_under_way_together_are_learnt_once() -> Non
 
 def test_what_never_repeats_is_learnt_within_limits() -> None:
     templates = learnt()
-    for number in range(MAX_TRIES + 10):
+    for number in range(MAX_ATTEMPTS + 10):
         learn(templates, request_of("echo_f32", names=("x",), rows=1 + number % 8, key=number))
     assert sum(map(len, templates._by_bytes.values())) <= MAX_TEMPLATES
     late = request_of("echo_f32", names=("x",), rows=2, late=1)
     learn(templates, late)
     assert found(templates, late) is None
-    templates.renew()
-    learn(templates, late)
+    learn(templates, late, now_ns=1_000_000_000)
     assert found(templates, late) is not None
 
 
