@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from engines.errors import InvalidInput, TooLarge, Unsupported
@@ -16,10 +17,29 @@ ACCEPTED: Final = "gzip, deflate"
 _GZIP_BITS: Final = 31
 _ZLIB_BITS: Final = 15
 _WINDOW_BITS: Final[dict[str, int]] = {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": _ZLIB_BITS}
+MIN_COMPRESSED_BYTES: Final = 1024
+"""Shorter answers go as they are: they fit one packet either way, and zlib takes as long for one as a frontend takes
+for all else."""
 _MAX_MEMBERS: Final = 16
 """Members of a gzip body: each costs a copy of what follows it, so a body of many empty ones would cost minutes."""
 _LEVEL: Final = 1
 """The fastest: tensors hardly shrink further at higher levels, and compressing runs on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """How a client takes answers: in ``encoding`` from ``min_bytes`` on, below as they are."""
+
+    encoding: Encoding = "identity"
+    min_bytes: int = MIN_COMPRESSED_BYTES
+
+    def for_size(self, size: int) -> Encoding:
+        """Return the encoding of an answer of ``size`` bytes."""
+        return self.encoding if size >= self.min_bytes else "identity"
+
+
+ANYTHING: Final = Accepted()
+"""What a client accepts that says nothing of it: answers as they are."""
 
 
 def decompress(body: Buffer, encoding: str, limit_bytes: int) -> Buffer:
@@ -64,25 +84,30 @@ def decompress(body: Buffer, encoding: str, limit_bytes: int) -> Buffer:
     raise InvalidInput(f"failed to decompress the {name} request body: more than {_MAX_MEMBERS} members")
 
 
-def choose_encoding(accept_encoding: str) -> Encoding:
-    """Return the encoding an ``Accept-Encoding`` value likes best; of equal weights the first wins.
+def read_accepted(accept_encoding: bytes | None) -> Accepted:
+    """Return what an ``Accept-Encoding`` value, if there is one, likes best; of equal weights the first wins.
 
-    Only gzip, deflate and identity count, ``*`` does not; identity if nothing is acceptable.
+    Only gzip, deflate and identity count, ``*`` does not but to refuse identity; identity if nothing is acceptable.
     """
+    if accept_encoding is None:
+        return ANYTHING
     best: Encoding = "identity"
     best_weight = 0.0
-    for item in accept_encoding.split(","):
+    weights: dict[str, float] = {}
+    for item in accept_encoding.decode("latin-1").split(","):
         name, _, arguments = item.partition(";")
-        weight = _weight(arguments)
+        name = name.strip().lower()
+        weight = weights[name] = _weight(arguments)
         if weight > best_weight:
-            match name.strip().lower():
+            match name:
                 case "gzip" | "x-gzip":
                     best, best_weight = "gzip", weight
                 case "deflate":
                     best, best_weight = "deflate", weight
                 case "identity":
                     best, best_weight = "identity", weight
-    return best
+    refused = weights.get("identity", weights.get("*", 1.0)) == 0.0
+    return Accepted(best, 0 if refused else MIN_COMPRESSED_BYTES)
 
 
 def compress(parts: Sequence[Buffer], encoding: Encoding) -> list[Buffer]:

@@ -25,8 +25,9 @@ from frontend.inference import InferRequest, InferResponse
 from frontend.kserve import http_paths, metadata
 from frontend.kserve.body_codec import decode_infer, encode_infer
 from frontend.kserve.client_memory import CUDA_TEXT, OFF_TEXT, unknown
-from frontend.kserve.compression import ACCEPTED, choose_encoding, compress, decompress
+from frontend.kserve.compression import ACCEPTED, decompress, read_accepted
 from frontend.kserve.direct_body import DIRECT_BYTES, MAX_JSON_BYTES, DirectBody
+from frontend.kserve.http_answers import JSON_HEADERS, reply, reply_inferred
 from frontend.kserve.http_options import header_length, take_options
 from frontend.kserve.http_paths import Operation, Place
 from frontend.kserve.repeats import Key, Plan, Plans
@@ -39,10 +40,6 @@ _Body = TypeVar("_Body")
 Learn = Callable[[InferResponse, Headers, list[Part]], None]
 Repeat = Callable[[Plan, Exchange, Part, Callable[[Exchange, ServingError], None]], None]
 
-OFFLOAD_BYTES: Final = 64 * 1024
-"""Answers larger than this are compressed in a thread: zlib takes about 20 ms per MiB and lets go of the lock."""
-
-_JSON: Final = [(b"Content-Type", JSON_TYPE.encode())]
 _ACCEPTED: Final = [(b"Accept-Encoding", ACCEPTED.encode())]
 _NO_LIFECYCLE: Final = "explicit model load / unload is not allowed if polling is enabled"
 
@@ -115,12 +112,12 @@ class KserveApp:
             return
         place = http_paths.find(exchange.raw_path)
         if place is None:
-            _reply(exchange, 404, _JSON, [error_body("Not Found")])
+            reply(exchange, 404, JSON_HEADERS, [error_body("Not Found")])
             return
         methods = http_paths.METHODS[place.operation]
         if exchange.method not in methods:
             allow = (b"Allow", ", ".join(methods).encode())
-            _reply(exchange, 405, [*_JSON, allow], [error_body("Method Not Allowed")])
+            reply(exchange, 405, [*JSON_HEADERS, allow], [error_body("Method Not Allowed")])
             return
         try:
             self._handlers[place.operation](exchange, place)
@@ -227,7 +224,7 @@ class KserveApp:
             log.exception("http.answer_failed model=%s", outcome.model)
             outcome.release()
             if not exchange.answered:
-                _reply(exchange, 500, _JSON, [error_body("internal error")])
+                reply(exchange, 500, JSON_HEADERS, [error_body("internal error")])
 
     def _respond(self, exchange: Exchange, binary_default: bool, response: InferResponse, learn: Learn | None) -> None:
         content, parts = encode_infer(response, binary_default)
@@ -236,28 +233,8 @@ class KserveApp:
             learn(response, headers, parts)
         if response.explained:
             headers += explanation_headers(response.parameters)
-        accept = exchange.headers.get(b"accept-encoding")
-        encoding = "identity" if accept is None else choose_encoding(accept.decode("latin-1"))
-        if encoding == "identity":
-            _reply(exchange, 200, headers, parts, response.release)
-            return
-        headers.append((b"Content-Encoding", encoding.encode()))
-        pack = partial(compress, parts, encoding)
-        if sum(map(len, parts)) <= OFFLOAD_BYTES:
-            _reply(exchange, 200, headers, pack(), response.release)
-            return
-        packing = asyncio.get_running_loop().run_in_executor(None, pack)
-        packing.add_done_callback(partial(self._packed, exchange, headers, response))
-
-    def _packed(
-        self, exchange: Exchange, headers: Headers, response: InferResponse, packing: asyncio.Future[list[Part]]
-    ) -> None:
-        if packing.cancelled() or packing.exception() is not None:
-            log.error("http.compression_failed model=%s", response.model)
-            response.release()
-            _reply(exchange, 500, _JSON, [error_body("internal error")])
-        else:
-            _reply(exchange, 200, headers, packing.result(), response.release)
+        accepted = read_accepted(exchange.headers.get(b"accept-encoding"))
+        reply_inferred(exchange, headers, parts, accepted, response.release)
 
     # What is told of server and models
 
@@ -327,7 +304,7 @@ class KserveApp:
 
     def _cuda_unregister(self, exchange: Exchange, place: Place) -> None:
         # Nothing is registered, so all is unregistered; load generators ask for it before they start.
-        _reply(exchange, 200, [], [])
+        reply(exchange, 200, [], [])
 
     def _not_offered(self, exchange: Exchange, place: Place) -> None:
         raise Unsupported(f"{place.operation.name.lower()} is not offered by this server")
@@ -349,12 +326,12 @@ async def _guarded(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
     except Exception:
         log.exception("http.handler_failed path=%r", exchange.path)
         if not exchange.answered:
-            _reply(exchange, 500, _JSON, [error_body("internal error")])
+            reply(exchange, 500, JSON_HEADERS, [error_body("internal error")])
 
 
 async def _after(exchange: Exchange, work: Awaitable[None]) -> None:
     await work
-    _reply(exchange, 200, [], [])
+    reply(exchange, 200, [], [])
 
 
 def _parsed(body: Part, kind: type[_Body]) -> _Body:
@@ -369,26 +346,13 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _json(exchange: Exchange, document: object, status: int = 200) -> None:
-    _reply(exchange, status, _JSON, [msgspec.json.encode(document)])
+    reply(exchange, status, JSON_HEADERS, [msgspec.json.encode(document)])
 
 
 def _fail(exchange: Exchange, error: ServingError, headers: Headers = ()) -> None:
     status = status_of(error)
     retry_after_s = status.retry_after_s or (RETRY_AFTER_S if status.http == 503 else None)
-    sent = [*_JSON, *headers]
+    sent = [*JSON_HEADERS, *headers]
     if retry_after_s is not None:
         sent.append((b"Retry-After", b"%d" % retry_after_s))
-    _reply(exchange, status.http, sent, [error_body(error)])
-
-
-def _reply(
-    exchange: Exchange,
-    status: int,
-    headers: Headers,
-    parts: list[Part],
-    on_sent: Callable[[], None] | None = None,
-) -> None:
-    request_id = exchange.headers.get(b"x-request-id")
-    if request_id is not None:
-        headers = [*headers, (b"X-Request-Id", request_id)]
-    exchange.respond(status, headers, parts, on_sent)
+    reply(exchange, status.http, sent, [error_body(error)])

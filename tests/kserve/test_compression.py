@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.errors import InvalidInput, ServingError, TooLarge, Unsupported
-from frontend.kserve.compression import choose_encoding, compress, decompress
+from frontend.kserve.compression import MIN_COMPRESSED_BYTES, compress, decompress, read_accepted
 
 LIMIT = 1 << 16
 
@@ -84,4 +84,28 @@ def test_an_unknown_encoding_is_unsupported() -> None:
     ],
 )
 def test_the_encoding_liked_best_is_chosen(header: str, chosen: str) -> None:
-    assert choose_encoding(header) == chosen
+    assert read_accepted(header.encode()).for_size(MIN_COMPRESSED_BYTES) == chosen
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        (None, "identity"),
+        (b"gzip", "identity"),
+        (b"gzip, *;q=0.1", "identity"),
+        (b"gzip, identity;q=0.1, *;q=0", "identity"),
+        (b"gzip, identity;q=0", "gzip"),
+        (b"deflate, IDENTITY ; Q=0.000", "deflate"),
+        (b"gzip, *;q=0", "gzip"),
+        (b"identity;q=0", "identity"),
+        (b"\xff\xfe, gzip, identity;q=0", "gzip"),
+    ],
+)
+def test_short_answers_go_as_they_are_unless_that_is_refused(header: bytes | None, chosen: str) -> None:
+    accepted = read_accepted(header)
+    assert accepted.for_size(MIN_COMPRESSED_BYTES - 1) == accepted.for_size(0) == chosen
+
+
+@given(st.binary(max_size=60), st.integers(0, 1 << 40))
+def test_any_header_is_read(header: bytes, size: int) -> None:
+    assert read_accepted(header).for_size(size) in ("identity", "gzip", "deflate")
