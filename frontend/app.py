@@ -23,6 +23,7 @@ from frontend.httpd.wire import Part
 from frontend.infer_call import InferCall
 from frontend.inference import InferRequest, InferResponse
 from frontend.kserve.checks import Checked
+from frontend.kserve.http_options import Options
 from frontend.kserve.memory_store import ClientMemory
 from frontend.kserve.repeats import Plan
 from frontend.late_call import LateCall
@@ -162,9 +163,9 @@ class FrontendApp:
         assert isinstance(found, list)
         return found
 
-    def repeat(self, plan: Plan, exchange: Exchange, elements: Part, refuse: Refuse) -> None:
+    def repeat(self, plan: Plan, options: Options, exchange: Exchange, elements: Part, refuse: Refuse) -> None:
         """Begin a request that a plan describes: the exchange is answered by its outputs, or by ``refuse``, or gone."""
-        RepeatCall(self, plan, exchange, elements, refuse)
+        RepeatCall(self, plan, options, exchange, elements, refuse)
 
     def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
         """Return the deadline of a request without further options."""

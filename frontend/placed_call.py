@@ -81,21 +81,24 @@ class PlacedCall:
     _request_id = 0
     _over = False
 
-    def start(self, app: FrontendApp, rows: Rows, data: Elements, first: int, timeout_ns: int) -> None:
+    def start(self, app: FrontendApp, rows: Rows, data: Elements, first: int, arrival_ns: int, timeout_ns: int) -> None:
         """Place and submit; any failure is the answer.
 
         Args:
             first: where the elements begin in ``data``, which is read now.
+            arrival_ns: of the request's head; all its time counts from then.
             timeout_ns: of the call, 0 if it has none.
         """
         self._app = app
         self._entry = rows.entry
-        self.arrival_ns = arrival_ns = app.clock_ns()
+        self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns = app.repeat_deadline_ns(rows.timeout_us, arrival_ns)
         if timeout_ns and arrival_ns + timeout_ns < deadline_ns:
             self.deadline_ns = deadline_ns = arrival_ns + timeout_ns
         app.traffic.in_flight += 1
         try:
+            if deadline_ns <= app.clock_ns():
+                raise DeadlineExceeded(expired_text(self))
             placement = app.channel.place(rows.entry, rows.variant, rows.rows)
             try:
                 memory = placement.memory

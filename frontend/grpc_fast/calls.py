@@ -15,7 +15,7 @@ from engines.errors import DeadlineExceeded, ServingError
 from frontend.grpc_fast import replies
 from frontend.grpc_fast.messages import PREFIX_BYTES, CallFailure, Message, MessageReader
 from frontend.grpc_fast.plans import Plan
-from frontend.grpc_fast.repeated_call import RepeatedCall
+from frontend.grpc_fast.repeated_call import RepeatedStream
 from frontend.grpc_fast.repeats import Found
 from frontend.grpc_methods import Method, failure_of, outcome_of
 from frontend.http2.connection import Connection
@@ -163,7 +163,7 @@ class InferCall(UnaryCall):
         service = self._service
         if self._found is not None:
             assert service.app is not None, "only then is anything learnt"
-            again = RepeatedCall(service.app, self._stream.id, self._plan, self._found)
+            again = RepeatedStream(service.app, self._stream.id, self._plan, self._found, self.arrival_ns)
             self._connection.exchange(self._stream, again)
             return
         try:

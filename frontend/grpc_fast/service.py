@@ -11,7 +11,7 @@ from frontend.grpc_fast import replies
 from frontend.grpc_fast.calls import InferCall, MethodCall
 from frontend.grpc_fast.messages import Message, Room
 from frontend.grpc_fast.plans import Plan, plan_of
-from frontend.grpc_fast.repeated_call import RepeatedCall
+from frontend.grpc_fast.repeated_call import RepeatedStream
 from frontend.grpc_fast.repeats import Templates
 from frontend.grpc_fast.streams import EachCall, InferStreamCall, WatchCall
 from frontend.grpc_health import CHECK_PATH, HEALTH_SERVICE, WATCH_PATH, Health
@@ -109,7 +109,7 @@ class Service:
             return None
         assert self.app is not None, "only then is anything learnt"
         self.calls += 1
-        return RepeatedCall(self.app, stream_id, value, found)
+        return RepeatedStream(self.app, stream_id, value, found, self.clock())
 
     def closed(self) -> None:
         self.calls -= 1

@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from engines.errors import InvalidInput
 from frontend.httpd.exchange import Exchange
 from frontend.inference import InferRequest
 from frontend.kserve.body_codec import HEADER_LENGTH
+from frontend.kserve.compression import Accepted, read_accepted
 
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 """Largest ``x-request-timeout-ms``."""
+
+_NEVER_REPEATED: Final = (b"content-encoding", b"x-ringserve-explain", b"transfer-encoding")
+"""Headers that change what a body means or which answer it gets, and are rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What headers ask for that has no part in what the body means.
+
+    Attributes:
+        timeout_ns: 0 if there is none.
+        accepted: encodings of the answer.
+        has_id: the answer repeats the ``X-Request-Id``.
+    """
+
+    timeout_ns: int
+    accepted: Accepted
+    has_id: bool
+
+    def plain(self, size: int) -> bool:
+        """Return whether an answer of ``size`` bytes looks as if nothing had been asked for."""
+        return not self.has_id and self.accepted.for_size(size) == "identity"
+
+
+def repeat_options(exchange: Exchange) -> Options | None:
+    """Return what headers ask of a request whose body may repeat an earlier one.
+
+    None where they decide more than these options tell, or hold a mistake.
+    """
+    headers = exchange.headers
+    # Of HTTP/1.0 an answer's head tells whether the connection stays; the rendered ones do not.
+    if exchange.http10:
+        return None
+    for name in _NEVER_REPEATED:
+        if name in headers:
+            return None
+    timeout_ms = headers.get(b"x-request-timeout-ms")
+    try:
+        timeout_ns = 0 if timeout_ms is None else _timeout_ms(timeout_ms) * 1_000_000
+    except InvalidInput:  # told the ordinary way
+        return None
+    return Options(timeout_ns, read_accepted(headers.get(b"accept-encoding")), b"x-request-id" in headers)
 
 
 def header_length(headers: dict[bytes, bytes]) -> int | None:

@@ -28,7 +28,7 @@ from frontend.kserve.client_memory import CUDA_TEXT, OFF_TEXT, unknown
 from frontend.kserve.compression import ACCEPTED, decompress, read_accepted
 from frontend.kserve.direct_body import DIRECT_BYTES, MAX_JSON_BYTES, DirectBody
 from frontend.kserve.http_answers import JSON_HEADERS, reply, reply_inferred
-from frontend.kserve.http_options import header_length, take_options
+from frontend.kserve.http_options import Options, header_length, repeat_options, take_options
 from frontend.kserve.http_paths import Operation, Place
 from frontend.kserve.repeats import Key, Plan, Plans
 from frontend.kserve.status import JSON_TYPE, RETRY_AFTER_S, error_body, status_of
@@ -38,7 +38,7 @@ from worker.channel.messages import ModelEntry
 log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 Learn = Callable[[InferResponse, Headers, list[Part]], None]
-Repeat = Callable[[Plan, Exchange, Part, Callable[[Exchange, ServingError], None]], None]
+Repeat = Callable[[Plan, Options, Exchange, Part, Callable[[Exchange, ServingError], None]], None]
 
 _ACCEPTED: Final = [(b"Accept-Encoding", ACCEPTED.encode())]
 _NO_LIFECYCLE: Final = "explicit model load / unload is not allowed if polling is enabled"
@@ -132,13 +132,14 @@ class KserveApp:
 
     def _infer(self, exchange: Exchange, place: Place) -> None:
         repeat = self._repeat
-        if repeat is not None and (found := self._plans.find(exchange)) is not None:
+        options = None if repeat is None else repeat_options(exchange)
+        if repeat is not None and options is not None and (found := self._plans.find(exchange)) is not None:
             key, plan = found
             if plan is not None and self._serving.entry(place.name, place.version) is not plan.rows.entry:
                 self._plans.forget(key)
             elif plan is not None and (elements := plan.elements(exchange.body)) is not None:
-                exchange.head.handler = partial(self._infer_again, place, plan, repeat)
-                repeat(plan, exchange, elements, _fail)
+                exchange.head.handler = partial(self._infer_again, place, plan, options, repeat)
+                repeat(plan, options, exchange, elements, _fail)
                 return
             self._start(exchange, place, exchange.body, key)
             return
@@ -190,13 +191,13 @@ class KserveApp:
             if self._serving.entry(place.name, place.version) is entry:
                 self._plans.learn(key, arrival_ns, body, request, entry, response, head, parts)
 
-    def _infer_again(self, place: Place, plan: Plan, repeat: Repeat, exchange: Exchange) -> None:
+    def _infer_again(self, place: Place, plan: Plan, options: Options, repeat: Repeat, exchange: Exchange) -> None:
         """Handle a request whose head is that of one which followed ``plan``, so that only its body is compared."""
         try:
             if self._serving.entry(place.name, place.version) is plan.rows.entry:
                 elements = plan.elements(exchange.body)
                 if elements is not None:
-                    repeat(plan, exchange, elements, _fail)
+                    repeat(plan, options, exchange, elements, _fail)
                     return
         except ServingError:
             pass  # told the ordinary way

@@ -19,6 +19,8 @@ from engines.tensor import DType
 from frontend.httpd.exchange import Exchange
 from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, OutputTensor
+from frontend.kserve.http_answers import reply_inferred
+from frontend.kserve.http_options import Options
 from frontend.kserve.json_data import numbers_text, pack_quickly
 from frontend.kserve.request_ids import AroundId
 from frontend.placed_call import Rows
@@ -49,7 +51,8 @@ class JsonPlan:
     Attributes:
         before, after: of the body, around the list.
         count: numbers in the list.
-        front: of the answer without its length; ``opening`` is its text up to the first output's numbers.
+        headers: of the answer; ``front`` is its head without its length.
+        opening: of its text, up to the first output's numbers.
     """
 
     rows: Rows
@@ -57,6 +60,7 @@ class JsonPlan:
     after: bytes
     dtype: DType
     count: int
+    headers: Headers
     front: bytes
     opening: AroundId
     outputs: tuple[JsonOutput, ...]
@@ -70,8 +74,8 @@ class JsonPlan:
         numbers = text[len(self.before) : len(text) - len(self.after)]
         return room if pack_quickly(self.dtype, self.count, numbers, room) else None
 
-    def answer(self, exchange: Exchange, placement: Placement) -> None:
-        """Answer with the outputs; they are not needed afterwards.
+    def answer(self, exchange: Exchange, options: Options, placement: Placement) -> None:
+        """Answer with the outputs as the request's headers ask; they are not needed afterwards.
 
         Raises:
             InvalidInput: an output cannot be told in JSON.
@@ -83,7 +87,10 @@ class JsonPlan:
             parts += (numbers_text(output.name, array), output.after)
         placement.release()
         length = sum(map(len, parts))
-        exchange.respond_ready(b"%bContent-Length: %d\r\n" % (self.front, length), parts)
+        if options.plain(length):
+            exchange.respond_ready(b"%bContent-Length: %d\r\n" % (self.front, length), parts)
+        else:
+            reply_inferred(exchange, self.headers, parts, options.accepted, None)
 
 
 def opening_of(body: Part) -> bytes | None:
@@ -140,7 +147,7 @@ def json_plan(
         return None
     front = render_front(head, 0).removesuffix(_NO_LENGTH)
     before, opening = asked.up_to(start), told.up_to(lists[0][0])
-    return JsonPlan(rows, before, body[stop:], dtype, array.size, front, opening, described)
+    return JsonPlan(rows, before, body[stop:], dtype, array.size, list(head), front, opening, described)
 
 
 def _list_after(text: bytes, at: int) -> tuple[int, int]:

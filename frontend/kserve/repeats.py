@@ -6,7 +6,8 @@ body each tensor lies, and all of the answer but the outputs' bytes. A later req
 then costs a lookup, the copies and the reply: less than half of the ordinary path.
 
 A plan is made only of what those bytes decide: tensors of fixed-size elements, one piece, no hooks, outputs of known
-size, no options in other headers; a request id may differ (``request_ids``) if it is as long. Raw tensors are copied as
+size; a request id may differ (``request_ids``) if it is as long. What other headers ask for (``Options``: a timeout,
+an encoding of the answer, an id to be repeated) is no part of it, but done for each request. Raw tensors are copied as
 they are; of a JSON body (``json_repeats``) the numbers are read. A plan holds for the very model entry it was made
 with; a new table from the worker makes new entries, and the plan is made anew.
 """
@@ -23,6 +24,8 @@ from frontend.httpd.exchange import Exchange
 from frontend.httpd.outlet import COPY_BYTES
 from frontend.httpd.wire import Headers, Part, render_front
 from frontend.inference import InferRequest, InferResponse, InputTensor
+from frontend.kserve.http_answers import reply_inferred
+from frontend.kserve.http_options import Options
 from frontend.kserve.json_repeats import JsonPlan, json_plan, opening_of
 from frontend.kserve.request_ids import AroundId, split_answer, split_asked
 from frontend.placed_call import Rows, rows_of
@@ -34,12 +37,6 @@ MAX_PLANS: Final = 256
 MAX_JSON_BYTES: Final = 4096
 MAX_READY_BYTES: Final = COPY_BYTES - 1024
 """Answers up to this size, and their head, are copied into one piece."""
-_OPTIONS: Final = (
-    b"accept-encoding", b"content-encoding", b"x-request-timeout-ms", b"x-ringserve-explain", b"x-request-id",
-    b"transfer-encoding",
-)  # fmt: skip
-"""Headers that change what a request means or how it is answered: requests with one take the ordinary path."""
-
 Key = tuple[bytes, bytes, int]
 """Path, JSON in front of raw tensors without the id, body's length; of a body in JSON what stands before its numbers,
 without the id, and -1 less the id's length."""
@@ -53,7 +50,8 @@ class RawPlan:
         asked: the request's JSON.
         body_bytes: of the request, tensors included.
         outputs: per output of the answer its tensor's number in the placement (inputs count first) and its bytes.
-        headers, json: of the answer; ``front`` as ``wire.render_front``, empty if the answer is too long to be copied.
+        headers, json: of the answer, ``answer_bytes`` long with its outputs.
+        front: as ``wire.render_front``, empty if the answer is too long to be copied.
     """
 
     rows: Rows
@@ -62,6 +60,7 @@ class RawPlan:
     outputs: tuple[tuple[int, int], ...]
     headers: Headers
     json: AroundId
+    answer_bytes: int
     front: bytes
 
     def elements(self, body: Part) -> Part | None:
@@ -71,19 +70,19 @@ class RawPlan:
         start = body if isinstance(body, bytes) else bytes(body[: len(self.asked)])
         return body if self.asked.begins(start) else None
 
-    def answer(self, exchange: Exchange, placement: Placement) -> None:
-        """Answer with the outputs; the placement is released when they are sent."""
+    def answer(self, exchange: Exchange, options: Options, placement: Placement) -> None:
+        """Answer with the outputs as the request's headers ask; the placement is released when they are sent."""
         memory = placement.memory
         json = self.json
         parts: list[Part] = [json.with_id(self.asked.id_in(exchange.body)) if json.id_bytes else json.before]
         for tensor, size in self.outputs:
             at = placement.place_of(tensor)
             parts.append(memory[at : at + size])
-        if self.front:
+        if self.front and options.plain(self.answer_bytes):
             exchange.respond_ready(self.front, parts)
             placement.release()
         else:
-            exchange.respond(200, self.headers, parts, placement.release)
+            reply_inferred(exchange, self.headers, parts, options.accepted, placement.release)
 
 
 Plan = RawPlan | JsonPlan
@@ -98,12 +97,8 @@ class Plans:
 
     def find(self, exchange: Exchange) -> tuple[Key, Plan | None] | None:
         """Return the key of a request that may repeat, and its plan if there is one; None if it is of no such kind."""
-        headers = exchange.headers
-        for name in _OPTIONS:
-            if name in headers:
-                return None
         body = exchange.body
-        length = headers.get(b"inference-header-content-length")
+        length = exchange.headers.get(b"inference-header-content-length")
         if length is None:
             opening = opening_of(body)
             if opening is None:
@@ -179,6 +174,7 @@ def _plan(
         tuple((tensor, len(part)) for (tensor, _), part in zip(outputs, parts[1:], strict=True)),
         list(head),
         json,
+        size,
         render_front(head, size) if size <= MAX_READY_BYTES else b"",
     )
 

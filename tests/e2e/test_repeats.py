@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx2
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
@@ -143,3 +144,54 @@ def test_repeats_that_come_together_are_answered_in_their_order(ports: dict[str,
         await writer.wait_closed()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"Accept-Encoding: gzip, deflate, br",
+        b"Accept-Encoding: gzip, identity;q=0",
+        b"Accept-Encoding: deflate, *;q=0\r\nX-Request-Id: 1b9d6bcd-bbfd",
+        b"X-Request-Timeout-Ms: 30000",
+        b"X-Request-Timeout-Ms: 0",
+    ],
+)
+def test_headers_are_heeded_as_where_nothing_is_recognised(ports: dict[str, int], asked: bytes) -> None:
+    """The header that wants no explanation keeps a request from being recognised, and asks for nothing else."""
+
+    async def case(connection: HttpConnection) -> None:
+        for model, rows in (("echo_f32", 1), ("echo_f32", 32), ("slow", 1)):
+            for number in range(3):
+                array = np.full((rows, 4), number, np.float32)
+                shape = f'{{"inputs":[{{"name":"INPUT","shape":[{rows},4],"datatype":"FP32","data":'
+                text = (shape + json.dumps(array.reshape(-1).tolist()) + "}]}").encode()
+                in_json = http_request(f"/v2/models/{model}/infer", text)
+                for plain in (binary_infer(model, {"INPUT": ("FP32", array)}), in_json):
+                    request = plain.replace(b"\r\n", b"\r\n%b\r\n" % asked, 1)
+                    ordinary = request.replace(b"\r\n", b"\r\nX-Ringserve-Explain: 0\r\n", 1)
+                    answer, expected = await exchange(connection, request), await exchange(connection, ordinary)
+                    assert answer == expected
+
+    run(ports, case)
+
+
+def test_the_timeout_header_of_a_repeat_counts(ports: dict[str, int]) -> None:
+    async def case(connection: HttpConnection) -> None:
+        plain = binary_infer("slow", {"INPUT": ("FP32", np.ones((1, 4), np.float32))})
+        for timeout_ms, expected in ((60_000, 200), (60_000, 200), (1, 504), (1, 504), (60_000, 200)):
+            request = plain.replace(b"\r\n", b"\r\nX-Request-Timeout-Ms: %d\r\n" % timeout_ms, 1)
+            status, body = await exchange(connection, request)
+            assert status == expected, body
+
+    run(ports, case)
+
+
+def test_clients_that_accept_compression_get_their_numbers(ports: dict[str, int]) -> None:
+    url = f"http://127.0.0.1:{ports['http_port']}/v2/models/affine/infer"
+    with httpx2.Client(timeout=60) as session:
+        for number in range(40):
+            count = 4 * (1 + number % 2 * 31)
+            tensor = {"name": "INPUT", "shape": [count // 4, 4], "datatype": "FP32", "data": [number] * count}
+            answer = session.post(url, json={"inputs": [tensor]}, headers={"X-Request-Id": str(number)})
+            assert answer.headers["X-Request-Id"] == str(number)
+            assert answer.json()["outputs"][0]["data"] == [2 * number + 1] * count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from worker.channel.messages import ModelEntry
 from worker.channel.placement import Reply
 
 DEFAULT_NS = 10**15
-ROOM_BYTES = 4096
+ROOM_BYTES = 128 * 1024
 """For each tensor of a request."""
 
 
@@ -97,10 +98,10 @@ class DoubleChannel:
 class DoubleApp:
     """Stands for ``FrontendApp``; used on the running loop."""
 
-    def __init__(self, double: DoubleServing) -> None:
+    def __init__(self, double: DoubleServing, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.channel = DoubleChannel(double)
         self.traffic = Traffic("double")
-        self.clock_ns = time.monotonic_ns
+        self.clock_ns = clock_ns
         self.deadlines = Deadlines(asyncio.get_running_loop(), self.clock_ns)
 
     def repeat_deadline_ns(self, timeout_us: int, arrival_ns: int) -> int:
