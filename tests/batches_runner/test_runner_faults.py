@@ -35,7 +35,7 @@ async def told(holds: bool) -> bool:
 
 
 def test_bg_14_a_refused_connection_fails_no_line(runners: RunnerWorld) -> None:
-    """Nothing was sent, so nothing ran: lines wait, the route is tried by one of them at a time, all complete."""
+    """Nothing was sent, so nothing ran: lines wait again, the route is tried by one at a time, all complete."""
     attempts: list[float] = []
     up = False
 
@@ -52,7 +52,7 @@ def test_bg_14_a_refused_connection_fails_no_line(runners: RunnerWorld) -> None:
         batch = await runners.batch(12)
         async with runners.running(executor, times=replace(QUICK, longest_pause_s=0.2)):
             await poll(lambda: told(len(attempts) >= 8))
-            assert (await runners.waits(batch))["R"][1:] == ("route_cooling", False)
+            await runners.until_waiting(batch, "R", (12, "route_cooling", False))
             up = True
             done = await runners.ended(batch)
         assert done.batch.request_completed == 12 and not done.errors

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from frontend.batches.settings import BatchesSettings
+from frontend.batches.store.rows import SchedulingRow
 from frontend.gateway_settings import BatchSettings, GatewayModel, GatewaySettings, RouteSettings
 from postgres_server import PostgresServer, fresh_database, running_server
 from runner_process import RunnerProcess
@@ -34,10 +36,10 @@ SAMPLE = range(3)
 LEASE_S = 1.0
 
 
-def runner_process(world: RunnerWorld, upstream: StubUpstream, log: Path) -> RunnerProcess:
+def runner_process(world: RunnerWorld, endpoint: str, log: Path) -> RunnerProcess:
     """Return a runner on a store and an upstream, not started."""
     route = RouteSettings(
-        id="R", kind="vllm", endpoint=upstream.url, addresses=("127.0.0.1",), failures_to_open=1000
+        id="R", kind="vllm", endpoint=endpoint, addresses=("127.0.0.1",), failures_to_open=1000
     )  # fmt: skip
     settings = BatchesSettings(
         name="batches0",
@@ -102,7 +104,7 @@ def tormented(
     """Run one batch while its runner, or its database, is killed again and again; then let it end."""
     rng = random.Random(seed)
     batch = runners.world.run(runners.batch(LINES))
-    runner = runner_process(runners, upstream, log)
+    runner = runner_process(runners, upstream.url, log)
     runner.start()
     kills = 0
     try:
@@ -180,7 +182,7 @@ def test_bf_18_a_runner_stopped_for_longer_than_its_lease(tmp_path: Path, own_se
         surroundings("postgresql", url, tmp_path) as (runners, upstream),
     ):
         batch = runners.world.run(runners.batch(LINES))
-        first, second = (runner_process(runners, upstream, tmp_path / name) for name in ("first", "second"))
+        first, second = (runner_process(runners, upstream.url, tmp_path / name) for name in ("first", "second"))
         try:
             first.start()
             upstream.wait(lambda stub: len(stub.calls) >= 100)
@@ -207,7 +209,7 @@ def test_bf_18_a_runner_stopped_for_longer_than_its_lease(tmp_path: Path, own_se
 def test_sigterm_lets_running_lines_end(tmp_path: Path) -> None:
     with surroundings("sqlite", str(tmp_path / "store.sqlite3"), tmp_path) as (runners, upstream):
         batch = runners.world.run(runners.batch(LINES))
-        runner = runner_process(runners, upstream, tmp_path / "log")
+        runner = runner_process(runners, upstream.url, tmp_path / "log")
         try:
             runner.start()
             upstream.wait(lambda stub: len(stub.calls) >= 100)
@@ -220,3 +222,54 @@ def test_sigterm_lets_running_lines_end(tmp_path: Path) -> None:
             assert codes == {"422": LINES // 50}, "a drain loses nothing"
         finally:
             runner.kill()
+
+
+NEVER: dict[str, Any] = {
+    "window_timezone": "UTC", "window_days": 1 << (time.gmtime().tm_wday + 3) % 7,
+    "window_start_minute": 720, "window_end_minute": 780,
+}  # fmt: skip
+"""A window that no clock is near."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("lines", [LINES, 5])
+def test_kills_behind_a_closed_gate_while_the_server_is_away(
+    kind: Literal["sqlite", "postgresql"], lines: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What was claimed and could not be sent runs after the restart, once: with few lines all of them were claimed."""
+    with StubUpstream() as reserved:
+        port = reserved.port
+    place = str(tmp_path / "store.sqlite3") if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    with world_of(kind, place) as world:
+        runners = RunnerWorld(world, tmp_path / "files")
+        world.run(runners.prepare())
+        batch = world.run(runners.batch(lines))
+        runner = runner_process(runners, f"http://127.0.0.1:{port}/v1", tmp_path / "log")
+
+        def put(**window: Any) -> None:
+            world.run(world.store.scheduling.put_settings(SchedulingRow("R", 16, **window), None))
+
+        try:
+            for _ in range(2):
+                put()
+                runner.start()
+                world.run(runners.until_waiting(batch, "R", (lines, "route_cooling", False)))
+                put(**NEVER)
+                world.run(runners.until_waiting(batch, "R", (lines, "outside_window", False)))
+                assert world.run(world.store.runner.line_counts(batch.id)).claimed == 0
+                found = world.run(world.store.batches.get(None, batch.id))
+                assert found is not None and found.last_waited_at is not None, "no stall"
+                runner.kill()
+            with StubUpstream(port=port) as upstream:
+                runner.start()
+                runner.wait_ready()
+                assert not upstream.calls
+                put()
+                done = world.run(runners.ended(batch, END_S))
+                sent = Counter(call.json["messages"][0]["content"] for call in upstream.calls)
+        finally:
+            runner.kill()
+            world.run(runners.objects.close())
+        assert done.batch.state == "completed" and not done.errors
+        assert sent == {f"t{index}": 1 for index in range(lines)}
+        assert (len(done.output), done.batch.request_completed, done.batch.request_failed) == (lines, lines, 0)

@@ -98,6 +98,34 @@ def test_rule_37_lanes_keep_input_order_and_skip_what_was_claimed() -> None:
     assert lanes[0].next_new(10) == [6] and lanes[0].planned_ns is None
 
 
+@given(st.data())
+def test_rule_37_lines_that_were_given_back_come_first_and_in_order(data: st.DataObject) -> None:
+    """Whatever was taken, given back and dropped in any order: every line is there once, in input order."""
+    lane = Lane("m", np.arange(40, dtype=np.int32), planned_ns=1)
+    taken: set[int] = set()
+    dropped: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.sampled_from(["take", "give back", "drop"]))
+        if step == "take":
+            numbers = lane.next_new(data.draw(st.integers(0, lane.new)))
+            lane.take_new(len(numbers))
+            taken |= set(numbers)
+        elif step == "give back" and taken:
+            again = data.draw(st.lists(st.sampled_from(sorted(taken)), unique=True))
+            lane.give_back(again)
+            taken -= set(again)
+        elif step == "drop":
+            gone = lane.next_new(data.draw(st.integers(0, lane.new)))
+            if taken and data.draw(st.booleans()):
+                # One is given back in between: a lane that only counted would drop the wrong ones.
+                lane.give_back([min(taken)])
+                taken.remove(min(taken))
+            lane.drop(gone)
+            dropped |= set(gone)
+        left = sorted(set(range(40)) - taken - dropped)
+        assert lane.next_new(50) == left and lane.new == len(left)
+
+
 def test_a_retry_waits_for_its_time_on_its_own_route() -> None:
     lane = Lane("m", np.array([7, 8], dtype=np.int32), route="R1")
     late, soon = Retry(20, 3, 2, "R2"), Retry(10, 5, 2, "R1")

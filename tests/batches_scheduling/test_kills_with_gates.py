@@ -123,7 +123,6 @@ class Torment:
         self.server = server
         self.rng = random.Random(seed)
         self.loaded: StubUpstream | None = None
-        self.there_since_us = 0
         self.stack = ExitStack()
         self.port = 0
         self.waiting = 0
@@ -183,7 +182,6 @@ class Torment:
     # What kills
 
     def start_server(self) -> None:
-        self.there_since_us = time.time_ns() // 1000
         self.loaded = self.stack.enter_context(StubUpstream(self.port))
         self.loaded.default = self.answer
         self.port = self.loaded.port
@@ -269,18 +267,7 @@ class Torment:
         if truth is None:
             return self.progress()[route] > before[route] or not reasons
         told = set(reasons) <= {truth} and (not reasons or self.paused(route) == truth)
-        return told and running == (self.unsent() if route == "load" else 0)
-
-    def unsent(self) -> int:
-        """Return how many lines could not be sent because their server was away: they keep their place till it opens.
-
-        A line that was claimed after it had come back is none of them: it is under way.
-        """
-        store = self.around.world.store
-        batches = [batch for route, batch in self.batches if route == "load"]
-        lines = [line for batch in batches for line in self.run(store.runner.lines(batch.id, -1, LINES))]
-        running = [line for line in lines if line.state == "running"]
-        return sum(self.loaded is None or line.started_at < self.there_since_us for line in running)
+        return told and running == 0
 
     def shown(self, route: str) -> tuple[list[str | None], int]:
         """Return why the batches of a route wait, and how many lines run on it."""

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from frontend.batches.store import sqlite
-from frontend.batches.store.errors import SchemaMismatch, StoreUnavailable
+from frontend.batches.store.errors import RuleBroken, SchemaMismatch, StoreUnavailable
 from frontend.batches.store.migrate import (
     Migration,
     check_current,
@@ -22,9 +22,10 @@ from frontend.batches.store.migrate import (
     missing_parts,
 )
 from frontend.batches.store.postgres import PostgresDatabase, postgres_store
+from frontend.batches.store.rows import ClaimResult, FinishLine
 from frontend.batches.store.sqlite import SqliteDatabase, connect, sqlite_store, wall_clock_us
 from frontend.batches.store.transaction import query
-from store_world import migrate, world_of
+from store_world import execution, migrate, world_of
 
 KNOWN = (Migration(1, "before", ""), Migration(2, "before", ""), Migration(2, "after", ""))
 
@@ -243,6 +244,33 @@ def test_0002_keeps_what_was_there_and_what_the_release_before_goes_on_writing(
         assert world.run(world.store.scheduling.weights()) == {}
         assert world.sql("SELECT last_claim_at, turn_pass, turn_base FROM batch_route_turns") == [(8, 0, 0)]
         assert {one.id for one in world.run(world.store.keys.workspaces())} == {"ws_a", "ws_b"}
+
+
+def test_0004_lets_claims_of_an_older_database_be_given_back(
+    kind: Literal["sqlite", "postgresql"], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ran before may be given back after; the statements of the release before go on working."""
+    with monkeypatch.context() as before:
+        for module in ("migrate", "postgres"):
+            before.setattr(f"frontend.batches.store.{module}.migrations", lambda dialect: migrations(dialect)[:3])
+        with world_of(kind, place) as world:
+            batch = world.running_batch(world.workspace().id, 4, retry_limit=1)
+            world.claim(batch, [0, 1, 2])
+            world.finish(batch, 1, ok=False)
+            world.claim(batch, [1], attempt=2)
+            with pytest.raises(RuleBroken):
+                world.sql("DELETE FROM batch_lines WHERE line_no = 0")
+            assert world.sql("SELECT max(version) FROM schema_migrations") == [(3,)]
+    with world_of(kind, place) as world:
+        lines = [
+            FinishLine(batch.id, line, execution(batch, line, attempt), "failed", 502, "upstream_unreachable", b"{}")
+            for line, attempt in ((0, 1), (1, 2))
+        ]
+        assert world.run(world.store.runner.give_back("r1", lines)) == (True, True)
+        assert world.states(batch) == {1: "failed", 2: "running"}
+        assert world.finish(batch, 2)
+        assert world.claim(batch, [1], attempt=2) == [ClaimResult.CLAIMED]
+        assert world.claim(batch, [3]) == [ClaimResult.CLAIMED]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

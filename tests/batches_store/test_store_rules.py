@@ -151,6 +151,7 @@ def test_segment_of_a_line_is_written_once_and_ends_retries(world: World) -> Non
 def test_history_is_never_deleted_or_rewritten(world: World) -> None:
     batch = world.running_batch(world.workspace().id, 2)
     world.claim(batch, [0])
+    world.finish(batch, 0)
     file = world.file(batch.workspace_id)
     world.sql(f"INSERT INTO batch_segments VALUES ('{batch.id}', 0, '{batch.workspace_id}', '{file.id}', 1, 1)")
     settings = SchedulingRow("R", 4)

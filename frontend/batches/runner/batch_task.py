@@ -224,7 +224,7 @@ async def _fail_lane(bench: Bench, job: Job, lane: Lane) -> None:
         for failure in failures:
             bench.figures.ended(None, ok=False)
             job.keep(failure.line_no, len(failure.record or b""))
-        lane.take_new(len(numbers))
+        lane.drop(numbers)
         await _gather(bench, job)
     job.changed.set()
 

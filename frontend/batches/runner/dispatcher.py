@@ -5,6 +5,9 @@ Theory of operation
     one call, so that a thousand lines cost a few commits. While the store works, lines run. A turn whose answer was
     lost is repeated word for word: claims and ends name their execution, so the repetition changes nothing that
     happened. A line's end and its result are one commit: whatever dies afterwards, the result is kept.
+
+    A claim whose line was not sent is given back before the next turn, so that what the store takes for running was
+    handed to a server, or is on its way there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from frontend.batches.runner import wishes
 from frontend.batches.runner.figures import Figures
@@ -113,14 +117,13 @@ class Dispatcher:
         self._draining = True
         for job in self._jobs:
             job.draining = True
-        self._lines.drain(self._jobs)
+        self._lines.drain()
         for job in self._jobs:
             job.changed.set()
         self.wake()
 
     def stopped(self, job: Job) -> None:
         """Let a batch that has just been stopped come to its end."""
-        self._lines.release_held(job)
         self.wake()
 
     async def run(self) -> None:
@@ -128,6 +131,8 @@ class Dispatcher:
         try:
             while True:
                 self._wake.clear()
+                if returned := self._lines.take_returned():
+                    await self._give_back(returned)
                 now_ns = self._clock_ns()
                 ends = self._lines.take_ended()
                 for end in ends:
@@ -173,6 +178,42 @@ class Dispatcher:
                 log.exception("batch.end_refused batch=%s line=%d", end.batch_id, end.line_no)
         return False
 
+    async def _give_back(self, returned: Sequence[End]) -> None:
+        """Let lines that were not sent wait again, here and in the store."""
+        lines = [end.line for end in returned]
+        try:
+            given = await self._persistence.insist(lambda: self._store.runner.give_back(self._runner_id, lines))
+        except Exception:
+            # They must not stay claimed: that would be lines that run for ever.
+            log.exception("batches.return_refused lines=%d", len(lines))
+            self._apply_ends(
+                [replace(end, retry=None) for end in returned], [await self._end_alone(one) for one in lines]
+            )
+            return
+        again: dict[Lane, list[int]] = {}
+        for end, mine in zip(returned, given, strict=True):
+            execution, job = end.execution, end.execution.job
+            job.running -= 1
+            if not mine:
+                self._figures.fenced += 1
+                continue
+            self._figures.returned += 1
+            if end.retry is None:
+                again.setdefault(execution.lane, []).append(execution.line_no)
+            elif job.stop is None:
+                execution.lane.put_back(end.retry)
+            else:
+                self._figures.ended(execution.route, ok=False)
+                job.keep(execution.line_no, len(end.line.record or b""))
+        for lane, numbers in again.items():
+            lane.give_back(numbers)
+        for end in returned:
+            if end.execution.job.over or end.execution.lane.refusal is not None:
+                end.execution.job.changed.set()
+        for route in {end.execution.route for end in returned}:
+            self._resting.pop(route, None)
+            self._observer.freed(route)
+
     def _ask(self, now_ns: int) -> Round:
         if self._draining:
             return Round()
@@ -181,7 +222,6 @@ class Dispatcher:
         for job in self._jobs:
             if job.stop is None and not job.lost:
                 self._plan(job, now_ns)
-                self._lines.resume_held(job, now_ns)
         resting = {route for route, until_ns in self._resting.items() if now_ns < until_ns}
         seekers = wishes.seekers_of(self._jobs, self._turns, self._gates, resting, now_ns)
         room = Room(self._lines.free, self._lines.bytes_free, self._lines.running_on)
@@ -251,6 +291,9 @@ class Dispatcher:
                 )  # fmt: skip
                 if executions:
                     begun += len(executions)
+                    if group.route_id in job.away:
+                        # The claim wrote that nothing waits behind the line that tries.
+                        job.published_ns = 0
                     self._lines.launch(job, executions)
                 if job.over:
                     job.changed.set()

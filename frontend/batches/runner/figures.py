@@ -22,7 +22,7 @@ class Figures:
         batches: by event; ``submitted`` when a batch is begun here.
         lines: ended lines by (provider, outcome); a failure that is retried counts as a retry, not here.
         fenced: results dropped because the line was no longer ours.
-        held: lines that could not be sent and wait to be tried again.
+        returned: claims given back: their lines had not been sent.
         overloads: 429 and 503 answers.
     """
 
@@ -31,13 +31,13 @@ class Figures:
     lines: dict[tuple[str, str], int] = field(default_factory=dict)
     retries: int = 0
     fenced: int = 0
+    returned: int = 0
     interrupted: int = 0
     taken_over: int = 0
     overloads: int = 0
     outages: int = 0
     busy: int = 0
     capacity: int = 0
-    held: int = 0
     jobs: int = 0
     longest_block_s: float = 0.0
     longest_busy_s: float = 0.0
@@ -71,14 +71,15 @@ class Figures:
         for name, text, value in (
             ("retries", "Executions of lines beyond their first.", self.retries),
             ("fenced", "Results dropped: the line belonged to another runner by then.", self.fenced),
+            ("returned", "Claims given back because their line could not be sent.", self.returned),
             ("interrupted", "Lines whose runner died while they ran; they are not run again.", self.interrupted),
             ("overloads", "Answers 429 and 503 to lines.", self.overloads),
         ):
             yield _counter(f"gateway_batch_lines_{name}_total", text, value)
         yield _counter("gateway_batch_takeovers_total", "Batches taken over from a dead runner.", self.taken_over)
         yield _counter("gateway_batch_store_outages_total", "Store calls that had to be repeated.", self.outages)
-        for state, value in (("capacity", self.capacity), ("busy", self.busy), ("held", self.held)):
-            yield _gauge("gateway_batch_workers", "Lines that may run, run, or wait to be sent again.", value, state)
+        for state, value in (("capacity", self.capacity), ("busy", self.busy)):
+            yield _gauge("gateway_batch_workers", "Lines that may run, and that run.", value, state)
         yield _gauge("gateway_batch_jobs", "Batches that this runner holds.", self.jobs, "held")
         for state, longest_s in (("waited", self.longest_block_s), ("busy", self.longest_busy_s)):
             text = "Longest that the runner's event loop let a timer wait, and was itself at work meanwhile."

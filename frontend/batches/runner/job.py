@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,7 +12,6 @@ from frontend.batches.runner.pause_state import IDLE, Pause
 from frontend.batches.runner.results import InputLine
 from frontend.batches.store.rows import BatchRow, Demand
 from frontend.batches.work_file import WorkFile
-from frontend.openai.calls import UpstreamAnswer
 from frontend.openai.principal import Principal
 
 
@@ -34,7 +32,6 @@ class Execution:
         line: its parts; None until read.
         bytes: of the line in memory.
         started_ns: when it was last handed to the executor.
-        answer: what it got when it could not be sent, while it waits to be tried again.
         probe: it alone tries whether the route can be reached again.
     """
 
@@ -48,7 +45,6 @@ class Execution:
     priority: int | None = None
     line: InputLine | None = None
     started_ns: int = 0
-    answer: UpstreamAnswer | None = None
     probe: bool = False
 
 
@@ -58,12 +54,13 @@ class Job:
 
     Attributes:
         principal: whose lines these are; None: the key was revoked.
-        running: claimed lines whose end is not stored, held ones included.
+        running: claimed lines whose end, or return, is not stored.
         active: those of them with a worker permit.
         stop, lost: see ``Stop``; lost means that another process may hold the lease.
         handed_back: another runner has to go on, once what runs here has ended.
         suspect: a claim was refused because the batch stopped; its lease says why.
-        held: executions by route that could not be sent; they keep their place and go first.
+        away: routes that gave lines back unsent since they last answered one; asked by one line at a time.
+        probing: routes of those that a line is trying now.
         kept: lines whose final result is in the store and in no segment yet, in the order of their ends.
         changed: set when its own task has something to do.
     """
@@ -80,7 +77,7 @@ class Job:
     draining: bool = False
     handed_back: bool = False
     pauses: dict[str, Pause] = field(default_factory=dict)
-    held: dict[str, deque[Execution]] = field(default_factory=dict)
+    away: set[str] = field(default_factory=set)
     probing: set[str] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
     kept_bytes: int = 0

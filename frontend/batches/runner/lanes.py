@@ -100,6 +100,20 @@ class Lane:
         self.position += count
         self.planned_ns = None
 
+    def give_back(self, numbers: Sequence[int]) -> None:
+        """Let taken lines that never ran wait again, in their places in the input; plans anew."""
+        again = np.asarray(numbers, dtype=np.int32)
+        self.lines = np.sort(np.concatenate((again, self.lines[self.position :])), kind="stable")
+        self.position = 0
+        self.planned_ns = None
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Take new lines wherever they are by now: others may have been given back before them meanwhile."""
+        left = self.lines[self.position :]
+        self.lines = left[~np.isin(left, np.asarray(numbers, dtype=np.int32))]
+        self.position = 0
+        self.planned_ns = None
+
     def demand(self) -> dict[str, int]:
         """Return how many lines wait for each route."""
         found: dict[str, int] = {}

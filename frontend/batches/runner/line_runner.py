@@ -1,20 +1,20 @@
-"""Runs claimed lines: reads them, hands them to the executor, turns answers into ends, holds what could not be sent.
+"""Runs claimed lines: reads them, hands them to the executor, turns answers into ends, returns what was not sent.
 
-A line that could not be sent has not run: it keeps its claim and is tried again when its (batch, route) pause is
-over, one line at first. It fails only when the batch stops. A line that an upstream declined (429, 503) was answered:
-it fails, and runs again only if the batch asked for retries.
+A line that was not sent has not run: its claim is given back, and it waits like any other, its route being tried by one
+line when the (batch, route) pause is over. So is one whose text cannot be had in time, or which the batch's stop or a
+drain meets before it is sent. A line that an upstream declined (429, 503) was answered: it fails, and runs again only
+if the batch asked for retries.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from frontend.batches.objects import StorageUnavailable
@@ -28,7 +28,7 @@ from frontend.batches.runner.observer import RouteObserver
 from frontend.batches.runner.outage import Persistence
 from frontend.batches.runner.pause_state import after_overload, after_success
 from frontend.batches.runner.results import NO_CUSTOM_ID, UNREADABLE, Result, answered, read_input, without_response
-from frontend.batches.runner.timings import Timings
+from frontend.batches.runner.timings import Timings, ns
 from frontend.batches.store.rows import FinishLine
 from frontend.openai.calls import Executor, GatewayCall, Sent, UpstreamAnswer
 from frontend.openai.errors import error_body
@@ -46,7 +46,7 @@ PASSING: Final = frozenset({429, 502, 503, 504})
 
 @dataclass(slots=True)
 class End:
-    """An execution that is over, on its way to the store; ``retry`` if it goes on after a pause."""
+    """An execution that is over, or was not sent, on its way to the store; ``retry`` if it goes on after a pause."""
 
     execution: Execution
     line: FinishLine
@@ -77,6 +77,7 @@ class LineRunner:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._ended: deque[End] = deque()
+        self._returned: deque[End] = deque()
         self.running_on: dict[str, int] = {}
         self._executor = executor
         self._persistence = persistence
@@ -117,45 +118,36 @@ class LineRunner:
         self._ended_bytes -= size
         return ends
 
-    def drain(self, jobs: Sequence[Job]) -> None:
-        """Hold nothing any more: lines that were never sent end with the failure that they have met."""
+    def take_returned(self) -> list[End]:
+        """Return claims to give back; their ``line`` says what stands of a retry until it is sent."""
+        returned: list[End] = []
+        while self._returned and len(returned) < MAX_ENDS_PER_TURN:
+            end = self._returned.popleft()
+            self.running_on[end.execution.route] -= 1
+            returned.append(end)
+        return returned
+
+    def drain(self) -> None:
+        """Send nothing more."""
         self._draining = True
-        for job in jobs:
-            self.release_held(job)
 
     def launch(self, job: Job, executions: list[Execution]) -> None:
-        """Run lines that were just claimed."""
+        """Run lines of one route that were just claimed."""
         job.running += len(executions)
+        route = executions[0].route
+        self.running_on[route] = self.running_on.get(route, 0) + len(executions)
         for execution in executions:
-            self.running_on[execution.route] = self.running_on.get(execution.route, 0) + 1
             self._enter(execution)
-        self._spawn(self._read_and_run(job, executions))
-
-    def resume_held(self, job: Job, now_ns: int) -> None:
-        """Try lines again that could not be sent: one by one until the route answers, then all."""
-        for route, waiting in list(job.held.items()):
-            ask = Ask(job.id, job.batch.workspace_id, route, now_ns)
-            while waiting and self.free > 0 and route not in job.probing:
-                pause = job.pause(route)
-                if pause.runs(now_ns) or first_closed(self._gates, ask) is not None:
-                    break
-                execution = waiting.popleft()
-                self._figures.held -= 1
-                if pause.streak:
-                    execution.probe = True
-                    job.probing.add(route)
-                self._enter(execution)
-                self._spawn(self._execute(execution))
-            if not waiting:
-                del job.held[route]
-
-    def release_held(self, job: Job) -> None:
-        """End the lines of a stopped batch that wait to be sent."""
-        for waiting in job.held.values():
-            for execution in waiting:
-                self._figures.held -= 1
-                self._end_unsent(execution)
-        job.held.clear()
+        if route in job.away:
+            # It may have gone while these were claimed.
+            tries = route not in job.probing and not job.pause(route).runs(self._clock_ns())
+            self._return_all(executions[tries:])
+            executions = executions[:tries]
+            for execution in executions:
+                execution.probe = True
+                job.probing.add(route)
+        if executions:
+            self._spawn(self._read_and_run(job, executions))
 
     async def close(self) -> None:
         """Cut off what still runs."""
@@ -166,11 +158,21 @@ class LineRunner:
 
     async def _read_and_run(self, job: Job, executions: list[Execution]) -> None:
         numbers = [execution.line_no for execution in executions]
-        raws: Sequence[bytes | None] = [None] * len(executions)
-        with contextlib.suppress(StorageUnavailable):  # given up: the batch stops, or this process does
-            raws = await self._persistence.insist(
-                lambda: read_what_is_there(job.work, numbers), give_up=lambda: job.stop is not None or self._draining
-            )
+        route, began_ns = executions[0].route, self._clock_ns()
+        try:
+            async with asyncio.timeout(self._times.unsent_s):
+                raws = await self._persistence.insist(
+                    lambda: read_what_is_there(job.work, numbers), give_up=lambda: self._may_not_send(job)
+                )
+        except (StorageUnavailable, TimeoutError):
+            self._found_away(job, route, began_ns, None, declined=False)
+            self._return_all(executions)
+            return
+        now_ns = self._clock_ns()
+        late = now_ns - began_ns >= ns(self._times.pass_s)
+        if late and first_closed(self._gates, Ask(job.id, job.batch.workspace_id, route, now_ns)) is not None:
+            self._return_all(executions)
+            return
         for execution, raw in zip(executions, raws, strict=True):
             execution.line = None if raw is None else read_input(raw)
             if execution.line is None:
@@ -179,9 +181,15 @@ class LineRunner:
             else:
                 self._spawn(self._execute(execution))
 
+    def _may_not_send(self, job: Job) -> bool:
+        return job.stop is not None or job.lost or self._draining
+
     async def _execute(self, execution: Execution) -> None:
         job, line = execution.job, execution.line
         assert line is not None
+        if self._may_not_send(job):
+            self._return_all([execution])
+            return
         execution.started_ns = self._clock_ns()
         principal = job.principal
         if principal is None:
@@ -230,35 +238,56 @@ class LineRunner:
             self._observer.line(route, (now_ns - execution.started_ns) / 1e9)
             if answer.status == 400 and execution.priority is not None and b"priority" in answer.body:
                 self._observer.hint_refused(route)
-        if overload or never_ran:
+        declined = answer.sent is not Sent.NOT_SENT
+        if never_ran:
             self._figures.overloads += overload
-            job.pauses[route] = after_overload(
-                job.pause(route), now_ns, execution.started_ns, answer.retry_after_s, self._times,
-                declined=answer.sent is not Sent.NOT_SENT,
-            )  # fmt: skip
-        elif answer.sent is Sent.ANSWERED and answer.status < 500:
-            job.pauses[route] = after_success(job.pause(route))
-        if not never_ran:
-            assert execution.line is not None
-            self._end(execution, answered(job.id, execution.line_no, execution.line.custom_id, answer))
+            self._found_away(job, route, execution.started_ns, answer.retry_after_s, declined=declined)
+            self._give_back(execution, answer)
             return
-        execution.answer = answer
-        if job.stop is not None or job.lost or self._draining:
-            self._end_unsent(execution)
+        if overload:
+            self._figures.overloads += 1
+            job.pauses[route] = after_overload(
+                job.pause(route), now_ns, execution.started_ns, answer.retry_after_s, self._times, declined=declined
+            )
         else:
-            self._figures.held += 1
-            job.held.setdefault(route, deque()).append(execution)
-            self._wake()
+            job.away.discard(route)
+        if answer.sent is Sent.ANSWERED and answer.status < 500 and not overload:
+            job.pauses[route] = after_success(job.pause(route))
+        assert execution.line is not None
+        self._end(execution, answered(job.id, execution.line_no, execution.line.custom_id, answer))
 
-    def _end_unsent(self, execution: Execution) -> None:
-        """End a line that never ran: as the batch's stop says, or with the failure to send it."""
-        job, line, answer = execution.job, execution.line, execution.answer
-        assert line is not None and answer is not None
-        if job.stop is not None:
-            result = without_response(job.id, execution.line_no, line.custom_id, job.stop.value)
-        else:
-            result = answered(job.id, execution.line_no, line.custom_id, answer)
-        self._end(execution, result)
+    def _found_away(
+        self, job: Job, route: str, started_ns: int, retry_after_s: float | None, *, declined: bool
+    ) -> None:
+        """Leave a route alone for a while, and then let one line try it."""
+        job.away.add(route)
+        job.pauses[route] = after_overload(
+            job.pause(route), self._clock_ns(), started_ns, retry_after_s, self._times, declined=declined
+        )
+
+    def _return_all(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            self._leave(execution)
+            self._give_back(execution)
+
+    def _give_back(self, execution: Execution, answer: UpstreamAnswer | None = None) -> None:
+        """Return a claim without a permit; a retry is left failed as it met its server, or its text, last."""
+        job, number, line = execution.job, execution.line_no, execution.line
+        retry, result = None, Result(False, None, None, b"")
+        if execution.attempt > 1:
+            retry = Retry(self._clock_ns(), number, execution.attempt, execution.route)
+            custom_id = NO_CUSTOM_ID if line is None else line.custom_id
+            if answer is not None:
+                result = answered(job.id, number, custom_id, answer)
+            else:
+                # With a status that lets it be sent again by whoever finds it.
+                result = replace(without_response(job.id, number, custom_id, UNREADABLE), status=503)
+        end = FinishLine(
+            job.id, number, execution.execution_id, "failed", result.status, result.code, result.record or None
+        )  # fmt: skip
+        execution.line = None
+        self._returned.append(End(execution, end, retry, ok=False))
+        self._wake()
 
     def _end_unread(self, execution: Execution) -> None:
         """End a line whose text cannot be had, or be understood: nothing was sent."""

@@ -19,6 +19,7 @@ class Timings:
         access_s: how long an answer about a batch's key is believed; a revocation acts within 5 s.
         reading_s: how long a reading of a server's load is believed.
         lease_s, renew_s: of batches, and of the right to run batches at all.
+        unsent_s: a claimed line whose text cannot be had for this long is given back.
         sweep_s: how often batches are looked for whose window ended with no runner alive.
         segment_lines, segment_bytes: results move from the store into a file of their own at either.
         first_pause_s, longest_pause_s, longest_retry_after_s: after an overload answer of an upstream.
@@ -36,6 +37,7 @@ class Timings:
     reading_s: float = 5.0
     lease_s: float = 60.0
     renew_s: float = 15.0
+    unsent_s: float = 5.0
     sweep_s: float = 30.0
     segment_lines: int = 256
     segment_bytes: int = 8 * 1024 * 1024

@@ -193,9 +193,9 @@ def _closed(job: Job, lane: Lane, route: str, gates: Sequence[Gate], now_ns: int
         return Reason.RATE_LIMITED
     reason = first_closed(gates, Ask(job.id, job.batch.workspace_id, route, now_ns))
     if reason is not None:
-        # Also while lines are held: behind a closed gate nobody tries the route, so cooling would be told for ever.
+        # Also of a route that is away: behind a closed gate nobody tries it, so cooling would be told for ever.
         return reason
-    if pause.runs(now_ns) or job.held.get(route) or route in job.probing:
+    if pause.runs(now_ns) or route in job.probing:
         return Reason.ROUTE_COOLING
     return None
 
@@ -228,8 +228,11 @@ def _group(
         each = -(-share // batches_of[seeker.job.batch.workspace_id])
         each = max(1, min(each, MAX_LINES_PER_GROUP // len(asking)))
         most = each if batch_concurrency == 0 else min(each, batch_concurrency - seeker.job.active)
+        away = route in seeker.job.away
+        most = min(most, 1) if away else most
         seeker.wishes = list(_wishes(seeker.lane, route, most if room.bytes > 0 else 0, now_ns))
-        waiting = seeker.lane.startable(route, now_ns)
+        # With more than it may start, its place would hold up the others.
+        waiting = len(seeker.wishes) if away else seeker.lane.startable(route, now_ns)
         if not seeker.wishes:
             # Its batch has its share. It still says so: with its place left standing it would hold up the others.
             seeker.lane.reasons[route] = Reason.CONCURRENCY if full else Reason.WORKERS

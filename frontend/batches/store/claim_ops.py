@@ -98,7 +98,7 @@ def finish(lines: Sequence[FinishLine]) -> Op[tuple[bool, ...]]:
     )
     updated = {(row[0], row[1]) for row in rows}
     ended = [line for line in lines if (line.batch_id, line.line_no) in updated]
-    yield from _keep_records([(line.batch_id, line.line_no, line.state == "failed", line.record) for line in ended])
+    yield from keep_records([(line.batch_id, line.line_no, line.state == "failed", line.record) for line in ended])
     yield from _count([(line.batch_id, line.state == "succeeded", 1) for line in ended], now)
     left = [line for line in lines if (line.batch_id, line.line_no) not in updated]
     repeated = (yield from _ended_before(left)) if left else set()
@@ -122,9 +122,7 @@ def fail_direct(runner_id: str, batch_id: str, lines: Sequence[DirectFailure]) -
         {"batch": batch_id, "workspace": workspaces[batch_id], "runner": runner_id, "now": now},
     )
     inserted = {row[0] for row in rows}
-    yield from _keep_records(
-        [(batch_id, line.line_no, True, line.record) for line in lines if line.line_no in inserted]
-    )
+    yield from keep_records([(batch_id, line.line_no, True, line.record) for line in lines if line.line_no in inserted])
     yield from _count([(batch_id, False, len(inserted))], now)
     left = [line for line in lines if line.line_no not in inserted]
     repeated: set[str] = set()
@@ -219,7 +217,7 @@ def _write_starts(runner_id: str, group: ClaimGroup, decision: Decision, now: in
         started |= set(retried)
         yield Bulk(
             "UPDATE batches SET request_failed = request_failed - d.lines FROM {rows} WHERE batches.id = d.id",
-            _per_batch(retried),
+            per_batch(retried),
         )
         for batch_id in sorted({place[0] for place in retried}):
             yield from sql(
@@ -282,14 +280,16 @@ def _places(starts: Sequence[Started]) -> dict[str, Any]:
     }
 
 
-def _per_batch(places: Sequence[tuple[str, int]]) -> dict[str, Any]:
+def per_batch(places: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Return the columns ``id`` and ``lines``: batches in order, and how many places each has."""
     lines: dict[str, int] = {}
     for batch_id, _ in places:
         lines[batch_id] = lines.get(batch_id, 0) + 1
     return {"id": ("text", sorted(lines)), "lines": ("bigint", [lines[batch_id] for batch_id in sorted(lines)])}
 
 
-def _keep_records(results: Sequence[tuple[str, int, bool, bytes | None]]) -> Op[None]:
+def keep_records(results: Sequence[tuple[str, int, bool, bytes | None]]) -> Op[None]:
+    """Store results: (batch, line, is an error, record), those without a record left out."""
     kept = [result for result in results if result[3] is not None]
     if kept:
         yield Bulk(

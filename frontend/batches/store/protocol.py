@@ -2,8 +2,8 @@
 
 Two implementations answer alike (one contract suite runs on both): SQLite for one host, PostgreSQL for any number of
 processes and machines. Calls are grouped by who makes them: ``store.keys``, ``store.files``, ``store.batches`` (the
-API), ``store.runner`` (the batch runner), ``store.scheduling`` (gates, status), ``store.processes``; and, declared in
-watch_protocol.py, ``store.explain``, ``store.alerts``, ``store.views`` (what people look at).
+API), ``store.runner`` (the batch runner), ``store.scheduling`` (gates, status); and, declared in watch_protocol.py,
+``store.processes``, ``store.explain``, ``store.alerts``, ``store.views`` (what people look at).
 
 Each call is one transaction. Time is the store's own (SQLite: the host's clock or an injected one; PostgreSQL:
 ``clock_timestamp()`` plus an injected offset); durations are passed in microseconds. Any call may raise
@@ -45,7 +45,7 @@ from frontend.batches.store.rows import (
     WorkspaceRow,
     WrittenFile,
 )  # fmt: skip
-from frontend.batches.store.watch_protocol import Alerts, Explain, Views
+from frontend.batches.store.watch_protocol import Alerts, Explain, Processes, Views
 
 if TYPE_CHECKING:
     from frontend.gateway_settings import GatewaySettings
@@ -222,6 +222,12 @@ class Runner(Protocol):
         within a batch the order of its lines. Both halves may be repeated after ``StoreUnavailable``.
         """
 
+    async def give_back(self, runner_id: str, lines: Sequence[FinishLine]) -> tuple[bool, ...]:
+        """Undo claims whose lines were never sent: they wait again, or, if retries, are ``failed`` as told here.
+
+        True also for what was given back before; False: somebody else's by now, nothing changed. No progress counts.
+        """
+
     async def fail_lines(self, runner_id: str, batch_id: str, lines: Sequence[DirectFailure]) -> tuple[bool, ...]:
         """Record lines that no route serves as ``failed``; False where already claimed, or the lease is lost."""
 
@@ -325,18 +331,6 @@ class Scheduling(Protocol):
         self, limit: int, before_seq: int | None = None, *, action: str | None = None, subject: str | None = None
     ) -> tuple[AuditRow, ...]:
         """Return newest first; of one action, about one subject, if they are given."""
-
-
-class Processes(Protocol):
-    """Gateway processes and their live requests per route."""
-
-    async def heartbeat(self, process_id: str, live: dict[str, int]) -> None:
-        """Register the process and write its live counts (all of them; a route absent from ``live`` counts 0)."""
-
-    async def live_elsewhere(self, process_id: str) -> dict[str, int]:
-        """Return live requests per route of all other processes heard of within 6 s."""
-
-    async def leave(self, process_id: str) -> None: ...
 
 
 class Store(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from frontend.batches.store import claim_ops, lease_ops, result_ops
+from frontend.batches.store import claim_ops, give_back_ops, lease_ops, result_ops
 from frontend.batches.store.rows import (
     BatchRow,
     ClaimGroup,
@@ -84,6 +84,9 @@ class RunnerOps:
 
     async def _claim(self, runner_id: str, group: ClaimGroup) -> Claimed:
         return await self._db.write(lambda: claim_ops.claim(runner_id, group))
+
+    async def give_back(self, runner_id: str, lines: Sequence[FinishLine]) -> tuple[bool, ...]:
+        return await self._db.write(lambda: give_back_ops.give_back(runner_id, lines))
 
     async def fail_lines(self, runner_id: str, batch_id: str, lines: Sequence[DirectFailure]) -> tuple[bool, ...]:
         return await self._db.write(lambda: claim_ops.fail_direct(runner_id, batch_id, lines))

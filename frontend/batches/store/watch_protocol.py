@@ -1,4 +1,4 @@
-"""The store's part for people who look: what happened on a route, alerts, and rows joined for lists.
+"""The store's part for people who look: live processes, what happened on a route, alerts, and rows joined for lists.
 
 See protocol.py for the conventions; times are the store's, in microseconds since 1970.
 """
@@ -24,6 +24,18 @@ EXPLAIN_KEEP_US = 15 * 24 * 3600 * 1_000_000
 EDGES_LIMIT = 5_000
 PRUNE_LIMIT = 10_000
 """Most rows that one ``prune`` takes out of a table: a claim never waits long for it."""
+
+
+class Processes(Protocol):
+    """Gateway processes and their live requests per route."""
+
+    async def heartbeat(self, process_id: str, live: dict[str, int]) -> None:
+        """Register the process and write its live counts (all of them; a route absent from ``live`` counts 0)."""
+
+    async def live_elsewhere(self, process_id: str) -> dict[str, int]:
+        """Return live requests per route of all other processes heard of within 6 s."""
+
+    async def leave(self, process_id: str) -> None: ...
 
 
 class Explain(Protocol):
