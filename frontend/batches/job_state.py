@@ -4,7 +4,8 @@ Theory
     A batch moves forward only; terminal states are final. ``status_detail`` is what the API shows: it walks its own
     table and equals the state once that is terminal. A line exists from its claim on; ``failed -> running`` is a
     counted retry, ``interrupted`` means that its runner died and nobody may run it again. ``succeeded -> interrupted``
-    and ``failed -> interrupted`` do not exist but for the takeover of a result that was not kept.
+    and ``failed -> interrupted`` do not exist but for the takeover of a result that was not kept. A claim that is given
+    back because its line was not sent is undone, which is no transition: the line, or its retry, is as it was before.
 """
 
 from __future__ import annotations
