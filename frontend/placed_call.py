@@ -86,18 +86,20 @@ class PlacedCall:
 
         Args:
             first: where the elements begin in ``data``, which is read now.
-            arrival_ns: of the request's head; all its time counts from then.
+            arrival_ns: of the request's head, from which all its time counts; 0 if it arrives just now.
             timeout_ns: of the call, 0 if it has none.
         """
         self._app = app
         self._entry = rows.entry
-        self.arrival_ns = arrival_ns
+        # One look at the clock serves both.
+        now_ns = app.clock_ns()
+        self.arrival_ns = arrival_ns = arrival_ns or now_ns
         self.deadline_ns = deadline_ns = app.repeat_deadline_ns(rows.timeout_us, arrival_ns)
         if timeout_ns and arrival_ns + timeout_ns < deadline_ns:
             self.deadline_ns = deadline_ns = arrival_ns + timeout_ns
         app.traffic.in_flight += 1
         try:
-            if deadline_ns <= app.clock_ns():
+            if deadline_ns <= now_ns:
                 raise DeadlineExceeded(expired_text(self))
             placement = app.channel.place(rows.entry, rows.variant, rows.rows)
             try:

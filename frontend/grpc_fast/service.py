@@ -109,7 +109,7 @@ class Service:
             return None
         assert self.app is not None, "only then is anything learnt"
         self.calls += 1
-        return RepeatedStream(self.app, stream_id, value, found, self.clock())
+        return RepeatedStream(self.app, stream_id, value, found, 0)
 
     def closed(self) -> None:
         self.calls -= 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpcaio
 from any_grpc import server_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,6 +161,59 @@ def test_repeats_keep_the_timeouts_of_their_calls(scenario: Callable[[Scenario],
         assert double.app.channel.submitted == 6
 
     scenario(test)
+
+
+def test_the_time_of_a_repeat_counts_from_its_head(scenario: Callable[[Scenario], None]) -> None:
+    async def test(double: DoubleServing, client: RawClient) -> None:
+        message = request_of("echo_f32", names=("x",))
+        for _ in range(2):
+            await told(client, message)
+        stream_id = client.start(INFER, grpc_timeout="1M")
+        # The head was read when a later call is answered.
+        await told(client, message)
+        before_data_ns = time.monotonic_ns()
+        await client.send(stream_id, framed(message))
+        assert (await client.answer(stream_id)).status == 0
+        assert double.app.channel.submitted == 3
+        assert double.last_request is not None and double.last_request.deadline_ns is not None
+        assert double.last_request.deadline_ns - double.last_arrival_ns == 60_000_000_000
+        assert double.last_arrival_ns < before_data_ns
+
+    scenario(test)
+
+
+@pytest.mark.parametrize(
+    ("asked", "recognised"),
+    [
+        ({}, True),
+        ({"client_timeout": 5.0}, True),
+        ({"client_timeout": 71.237}, True),
+        ({"timeout": 60_000_000}, True),
+        ({"headers": {"x-any": "thing"}}, True),
+        ({"request_id": "a"}, True),
+        # This message would not become shorter by gzip, so grpcio sends it as it is.
+        ({"compression_algorithm": "gzip"}, True),
+        ({"compression_algorithm": "deflate"}, False),
+    ],
+)
+def test_calls_of_a_real_client_are_recognised(asked: dict[str, Any], recognised: bool) -> None:
+    """Whatever it says beside the message; one that comes compressed takes the ordinary way."""
+
+    async def run() -> None:
+        double = DoubleServing(EndpointSettings())
+        server: RunningGrpcServer = server_of("repeats", double, 0)
+        port = await server.start()
+        async with grpcaio.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            for turn in range(6):
+                tensor = grpcclient.InferInput("x", [1, 4], "FP32")
+                array = np.full((1, 4), turn, np.float32)
+                tensor.set_data_from_numpy(array)
+                answer = await client.infer("echo_f32", [tensor], **asked)
+                np.testing.assert_array_equal(answer.as_numpy("y"), array)
+                assert double.app.channel.submitted == (turn if recognised else 0)
+        await server.close()
+
+    asyncio.run(run())
 
 
 def test_a_repeat_that_is_cancelled_is_withdrawn(scenario: Callable[[Scenario], None]) -> None:

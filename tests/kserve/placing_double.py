@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,8 @@ from worker.channel.messages import ModelEntry
 from worker.channel.placement import Reply
 
 DEFAULT_NS = 10**15
-ROOM_BYTES = 128 * 1024
-"""For each tensor of a request."""
+ROOM_BYTES = 4096
+"""For each tensor of a request, or as many times that as the largest one needs."""
 
 
 class DoublePlacement:
@@ -30,7 +31,9 @@ class DoublePlacement:
         assert entry.signature is not None
         self.entry = entry
         specs = (*entry.signature.inputs, *entry.signature.outputs)
-        self._memory = bytearray(ROOM_BYTES * len(specs))
+        row_bytes = max(spec.element.itemsize * math.prod(map(abs, spec.shape)) for spec in specs)
+        self._room_bytes = ROOM_BYTES * (1 + rows * row_bytes // ROOM_BYTES)
+        self._memory = bytearray(self._room_bytes * len(specs))
         self.tensors = [_room(spec, rows, self._memory, self.place_of(n)) for n, spec in enumerate(specs)]
         self._double = double
         self._live = True
@@ -42,7 +45,7 @@ class DoublePlacement:
         return memoryview(self._memory)
 
     def place_of(self, tensor: int) -> int:
-        return ROOM_BYTES * tensor
+        return self._room_bytes * tensor
 
     def release(self) -> None:
         if self._live:
