@@ -24,13 +24,13 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("frontend/kserve/http_routes", "", "route"),
     ("frontend/kserve/(checks|contract|shapes)|engines/bundle/variants", "", "checks"),
     ("frontend/kserve/(json_)?repeats", "answer", "encode"),
-    ("frontend/kserve/((json_)?repeats|request_ids)", "", "recognise repeats"),
+    ("frontend/kserve/((json_)?repeats|request_ids)|frontend/attempts", "", "recognise repeats"),
     (
         "frontend/kserve/(body_codec|compression|grpc_codec|infer_templates|json_data|memory_tensors|raw_data|wire)",
         "_?(encode|output|place_output|raw_part|half_output|numbers_text|head|infer_parts|stream_infer|compress|keep).*",
         "encode",
     ),
-    ("frontend/kserve/classification", "", "encode"),
+    ("frontend/kserve/(classification|http_answers)", "", "encode"),
     (
         "frontend/kserve/(body_codec|compression|direct_body|grpc_codec|http_options|infer_templates|json_data"
         "|memory_tensors|parameters|raw_data|wire)",
