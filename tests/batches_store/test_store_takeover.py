@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from frontend.batches.store import scheduling_ops
+from frontend.batches.store.claim_state import RouteView
 from frontend.batches.store.rows import ClaimResult, Demand, NewFile, WrittenFile
+from frontend.batches.store.transaction import Op
 from store_world import LEASE_US, SHA, World, world_of
 
 CLAIMED, FULL, TAKEN, STOPPED = ClaimResult.CLAIMED, ClaimResult.FULL, ClaimResult.TAKEN, ClaimResult.STOPPED
@@ -168,3 +172,20 @@ def test_demand_rows_keep_since_and_vanish_with_the_batch(world: World, waited: 
     assert (count.waiting_lines, count.waiting_batches, count.running_lines) == (3, 1, 0)
     world.run(world.store.runner.mark_finalizing("r1", batch.id, "o", "e"))
     assert world.run(scheduling.fresh_waits()) == ()
+
+
+def test_a_batch_that_ends_while_the_queue_is_read_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two statements, on PostgreSQL of two moments: the first still has a batch that the second has not."""
+    batches = [world.running_batch(world.workspace().id, 3) for _ in range(2)]
+    for batch in batches:
+        demand = [Demand("R", 3, "live_traffic", False)]
+        world.run(world.store.scheduling.publish_waits("r1", batch.id, demand, legitimate=True))
+    real = scheduling_ops.route_view
+
+    def later(*arguments: Any, **named: Any) -> Op[RouteView]:
+        view = yield from real(*arguments, **named)
+        del view.contenders[batches[0].id]
+        return view
+
+    monkeypatch.setattr(scheduling_ops, "route_view", later)
+    assert [wait.batch_id for wait in world.run(world.store.scheduling.fresh_waits("R"))] == [batches[1].id]

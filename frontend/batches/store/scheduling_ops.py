@@ -109,7 +109,9 @@ class SchedulingOps:
             for route, waits in by_route.items():
                 view = yield from route_view(route, now, [], ready_only=False)
                 places = {batch_id: place for place, batch_id in enumerate(fair_order(view))}
-                ordered += sorted(waits, key=lambda wait: places[wait.batch_id])
+                # On PostgreSQL each statement sees its own moment: a batch that ended in between waits no more.
+                still = [wait for wait in waits if wait.batch_id in places]
+                ordered += sorted(still, key=lambda wait: places[wait.batch_id])
             return tuple(ordered)
 
         return await self._db.read(op)
