@@ -13,7 +13,7 @@ from typing import Final
 from engines.errors import Kind
 from worker.channel.series import Series
 
-LATENCY_BOUNDS_S: Final = (
+LATENCY_BOUNDS_S: Final[tuple[float, ...]] = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 _BOUNDS_NS: Final = tuple(int(bound * 1e9) for bound in LATENCY_BOUNDS_S)

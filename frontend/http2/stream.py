@@ -94,7 +94,6 @@ class Stream:
     """
 
     # Values of the class instead of slots: a small request is answered before most of them change.
-    receiver: Receiver | None = None
     open = True
     ended = False
     started = False
@@ -111,6 +110,8 @@ class Stream:
 
     def __init__(self, stream_id: int) -> None:
         self.id = stream_id
+        # Here, since mypyc (2.4) forgets such a default of a class whose type is a protocol.
+        self.receiver: Receiver | None = None
 
 
 class WholeStream(Stream):

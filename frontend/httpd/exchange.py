@@ -39,7 +39,7 @@ class Application(Protocol):
         ...
 
 
-class ClientDisconnected(ConnectionError):
+class ClientDisconnected(Exception):
     """The client of a streamed answer went away."""
 
 

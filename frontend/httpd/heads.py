@@ -55,14 +55,8 @@ class Head:
 
     def of_length(self, digits: bytes) -> Head:
         """Return a head that differs in the value of its Content-Length."""
-        head = Head.__new__(Head)
-        head.method = self.method
-        head.target = self.target
-        head.raw_path = self.raw_path
-        head.query = self.query
-        head.headers = {**self.headers, b"content-length": digits}
-        head.http10 = self.http10
-        head.keep_alive = self.keep_alive
+        headers = {**self.headers, b"content-length": digits}
+        head = Head(self.method, self.target, headers, http10=self.http10, keep_alive=self.keep_alive)
         head.handler = self.handler
         return head
 

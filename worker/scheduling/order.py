@@ -3,8 +3,8 @@
 Theory
     A heap of keys, each ending with its model's id, and per model the one key in the heap that counts for it. A key
     that *falls* is pushed at once (``update``). A key that *rises* is corrected only when its old value surfaces, so a
-    model's queue may change many times at no cost. Old entries are recognised by identity and thrown away when they
-    surface, and all at once when they are the majority.
+    model's queue may change many times at no cost. Old entries differ from the one that counts; they are thrown away
+    when they surface, and all at once when they are the majority. (A key that fell and came back may be there twice.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LazyOrder:
         while heap:
             key = heap[0]
             model_id = key[3]
-            if self._counts.get(model_id) is not key:
+            if self._counts.get(model_id) != key:
                 heappop(heap)
                 continue
             actual = self._key_of(model_id)

@@ -13,7 +13,7 @@ Theory
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
@@ -72,10 +72,10 @@ class RequestQueue:
     def waiting(self) -> Iterable[Request]:
         """Yield the requests in service order. The queue must not change meanwhile."""
         if self._committed:
-            return (request for request in chain(self._committed, self._ordinary) if not request.gone)
+            return _still_waiting(chain(self._committed, self._ordinary))
         if self.depth == len(self._ordinary):
             return self._ordinary
-        return (request for request in self._ordinary if not request.gone)
+        return _still_waiting(self._ordinary)
 
     def take(self, count: int) -> list[Request]:
         """Remove and return the first ``count`` requests; there must be that many."""
@@ -107,8 +107,8 @@ class RequestQueue:
         if not self.depth:
             self._clear()
         elif len(self._ordinary) + len(self._committed) > 2 * self.depth + SWEEP_SLACK:
-            self._committed = deque(request for request in self._committed if not request.gone)
-            self._ordinary = deque(request for request in self._ordinary if not request.gone)
+            self._committed = deque([request for request in self._committed if not request.gone])
+            self._ordinary = deque([request for request in self._ordinary if not request.gone])
 
     def take_expired(self, now_ns: int) -> list[Request]:
         """Remove and return the requests whose deadline is at or before ``now_ns``, soonest deadline first."""
@@ -148,3 +148,9 @@ class RequestQueue:
         self._deadlines.clear()
         self._fresh.clear()
         self.not_before_ns = NO_DEADLINE
+
+
+def _still_waiting(requests: Iterable[Request]) -> Iterator[Request]:
+    for request in requests:
+        if not request.gone:
+            yield request

@@ -348,7 +348,7 @@ class Scheduler:
         while committed and committed[0].gone:
             committed.popleft()
         if len(committed) > 2 * len(self._requests) + _SWEEP_SLACK:
-            self._committed = deque(request for request in committed if not request.gone)
+            self._committed = deque([request for request in committed if not request.gone])
 
     def _queue_shrank(self, model: ModelState) -> None:
         model.changed()
