@@ -283,9 +283,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 arguments.directory, numerics=arguments.numerics, gpu=arguments.gpu, force=arguments.force
             )
         case _:
-            from frontend.version import own_version
+            from frontend.version import hot_path, own_version
 
-            print(f"ringserve {own_version()}")
+            print(f"ringserve {own_version()} (hot path {hot_path()})")
             return 0
 
 

@@ -1,8 +1,8 @@
-"""Our version, as installed."""
+"""Our version, as installed, and how its hot path runs."""
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import metadata, util
 
 
 def own_version() -> str:
@@ -11,3 +11,13 @@ def own_version() -> str:
         return metadata.version("ringserve")
     except metadata.PackageNotFoundError:
         return "0+source"
+
+
+def hot_path() -> str:
+    """Return ``compiled`` if the modules that every request passes through are extension modules, else ``interpreted``.
+
+    Source: scripts/compile.py lists them; all are compiled or none.
+    """
+    spec = util.find_spec("worker.channel.ring")
+    origin = "" if spec is None or spec.origin is None else spec.origin
+    return "interpreted" if origin.endswith(".py") else "compiled"

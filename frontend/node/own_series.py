@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from frontend.node.fleet import Fleet
 from frontend.node.keeper import Keeper
-from frontend.version import own_version
+from frontend.version import hot_path, own_version
 from worker.channel.series import Series
 
 
@@ -18,7 +18,7 @@ def own_series(fleet: Fleet, keepers: Sequence[Keeper], *, ready: bool, dropped:
     rows = [
         Series(
             name="ringserve_build_info", kind="gauge", help="Version of this node; always 1.", value=1,
-            labels={"version": own_version(), "python": platform.python_version()},
+            labels={"version": own_version(), "python": platform.python_version(), "hot_path": hot_path()},
         ),
         Series(
             name="ringserve_ready", kind="gauge", help="Whether the node can answer requests (1 or 0).",
