@@ -12,6 +12,8 @@ from channel_worker import EchoWorker, WorkerThread
 from worker.channel.attachment import MAX_UNANNOUNCED
 from worker.channel.doorbell import Bell
 
+pytestmark = pytest.mark.interpreted
+
 
 class Rings:
     """Counts rings; the worker is said to sleep, whatever it does."""

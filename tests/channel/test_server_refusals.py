@@ -318,6 +318,7 @@ def test_an_answer_too_large_for_a_frame_says_so(worker: EchoWorker, new_peer: C
     assert "a frame holds 16777216" in answer.text
 
 
+@pytest.mark.interpreted
 def test_connections_beyond_the_limit_are_closed(
     worker: EchoWorker, new_peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +330,7 @@ def test_connections_beyond_the_limit_are_closed(
     assert peers[0].works()
 
 
+@pytest.mark.interpreted
 def test_a_silent_connection_gives_way(
     worker: EchoWorker, new_peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

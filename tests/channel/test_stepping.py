@@ -13,6 +13,8 @@ from worker.channel.doorbell import Bell, Sleeper
 from worker.channel.records import RECORD_WORDS
 from worker.channel.ring import Consumer, Producer, Record, RingCorrupt, RingFull, RingMemory, record_block
 
+pytestmark = pytest.mark.interpreted
+
 CAPACITY = 4
 RECORDS = 12
 TAIL, HEAD, FLAG, FIRST = 0, 1, 2, 3

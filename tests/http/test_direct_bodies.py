@@ -22,6 +22,8 @@ from frontend.kserve import http_routes
 from frontend.late_call import LateCall
 from worker.channel.client import Placement
 
+pytestmark = pytest.mark.interpreted
+
 BINARY = {"parameters": {"binary_data_output": True}}
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 A = np.arange(6, dtype=np.float32).reshape(2, 3)

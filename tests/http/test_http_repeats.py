@@ -27,6 +27,8 @@ from frontend.kserve.http_answers import OFFLOAD_BYTES
 from frontend.kserve.http_routes import KserveApp
 from frontend.repeat_call import RepeatCall
 
+pytestmark = pytest.mark.interpreted
+
 ORDINARY = "X-Ringserve-Explain: 0"
 """Asks for nothing, and keeps a request from being recognised."""
 WIDE = 4096

@@ -8,6 +8,8 @@ from h2_wire import REQUEST, BareClient, frames_in, limits, made, resets_in
 from frontend.http2 import frames
 from frontend.http2.frames import Code
 
+pytestmark = pytest.mark.interpreted
+
 HEADERS = frames.END_HEADERS
 BODY = b"some body"
 

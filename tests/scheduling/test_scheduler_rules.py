@@ -13,6 +13,7 @@ from worker.channel.records import Reason
 from worker.scheduling.types import NO_DEADLINE, Discipline, Dispatch, Idle, Sizing, WaitUntil
 
 
+@pytest.mark.interpreted
 def test_rule_1_scheduling_imports_no_clock_no_io_no_asyncio() -> None:
     code = """
 import sys
@@ -48,6 +49,7 @@ def test_rule_27_committed_requests_stand_before_the_others_of_their_model() -> 
     assert keys(run(target)) == [3, 4, 1, 2]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("discipline", list(Discipline))
 def test_rule_4_idle_models_are_not_looked_at(discipline: Discipline, monkeypatch: pytest.MonkeyPatch) -> None:
     target = scheduler(*(spec(model_id) for model_id in range(1, 1001)), discipline=discipline)

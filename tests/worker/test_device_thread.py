@@ -13,6 +13,8 @@ import pytest
 from worker import device
 from worker.device import DeviceThread
 
+pytestmark = pytest.mark.interpreted
+
 WAIT_S = 60.0
 
 

@@ -20,6 +20,8 @@ from worker.metrics import ModelCounters
 from worker.models import LoadedModel
 from worker.scheduling.types import NO_DEADLINE, Dispatch, ModelSpec
 
+pytestmark = pytest.mark.interpreted
+
 ARENA_BYTES = 1 << 20
 
 

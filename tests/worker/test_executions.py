@@ -26,6 +26,8 @@ from worker.registry import Registry
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.types import ModelSpec, SchedulerOptions
 
+pytestmark = pytest.mark.interpreted
+
 WAIT_S = 60.0
 LONG_NS = 10_000_000
 BAD = 666.0

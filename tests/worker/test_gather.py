@@ -166,6 +166,7 @@ def test_next_batch_is_on_the_device_while_one_runs_straight_from_the_arenas(tmp
     bench.close()
 
 
+@pytest.mark.interpreted
 def test_a_request_with_a_tensor_of_no_rows_lends_its_rows_too(tmp_path: Path) -> None:
     """Such a model runs one request at a time, in a block of its own; the rest of the compiled size is padding."""
     engine = FakeTensorRT("11.4")

@@ -20,6 +20,8 @@ from worker.metrics import ModelCounters
 from worker.models import LoadedModel
 from worker.scheduling.types import ModelSpec
 
+pytestmark = pytest.mark.interpreted
+
 SHARED, WHOLE = 1, 2
 ARENA_BYTES = 1 << 14
 BLOCK_ROWS = 8
