@@ -6,6 +6,9 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from frontend.batches.objects import object_path
 from frontend.batches.runner.expiry import ExpirySweeper
@@ -20,7 +23,7 @@ from frontend.batches.store.rows import (
     WrittenFile,
 )
 from frontend.openai.calls import UpstreamAnswer
-from runner_world import KEY, QUICK, WORKSPACE, RunnerWorld, StubExecutor, check, line, ok
+from runner_world import KEY, QUICK, WORKSPACE, RunnerWorld, StubExecutor, check, failed, line, ok
 
 
 def test_acceptance_23_expires_without_any_runner(runners: RunnerWorld) -> None:
@@ -155,5 +158,43 @@ def test_results_expire_as_the_batch_says_and_cost_nothing_to_list(runners: Runn
         assert file is not None and file.expires_at is not None
         assert abs(file.expires_at - file.created_at - 3600 * 1_000_000) < 1_000_000
         assert file.filename == f"{batch.id}_output.jsonl" and file.purpose == "batch_output"
+
+    runners.world.run(scenario())
+
+
+def test_a_failure_that_the_runner_has_not_heard_of_is_in_no_segment(
+    runners: RunnerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the store already while results are gathered, and is sent again afterwards: its success must count."""
+    runner = runners.store.runner
+    turn, records, add_segment = runner.turn, runner.records, runner.add_segment
+    stored, gathered = asyncio.Event(), asyncio.Event()
+
+    async def late(runner_id: str, finish: Any, claim: Any) -> Any:
+        result = await turn(runner_id, finish, claim)
+        if any(end.line_no == 2 and end.state == "failed" for end in finish):
+            stored.set()
+            await gathered.wait()
+        return result
+
+    async def after(*args: Any) -> Any:
+        await stored.wait()
+        return await records(*args)
+
+    async def noted(*args: Any) -> bool:
+        done = await add_segment(*args)
+        gathered.set()
+        return done
+
+    async def scenario() -> None:
+        executor = StubExecutor(lambda text, nth: failed(503) if text == "t2" and nth == 1 else ok(text))
+        for name, call in (("turn", late), ("records", after), ("add_segment", noted)):
+            monkeypatch.setattr(runner, name, call)
+        await runners.cap("R", 1)
+        batch = await runners.batch(3, retry_limit=1)
+        async with runners.running(executor, times=replace(QUICK, segment_lines=2)):
+            done = await runners.ended(batch)
+        assert done.succeeded == ["c0", "c1", "c2"] and executor.counts["t2"] == 2
+        check(done, executor, 3)
 
     runners.world.run(scenario())

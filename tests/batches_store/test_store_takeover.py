@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.batches.store import scheduling_ops
+from frontend.batches.store import scheduling_ops, view_ops
 from frontend.batches.store.claim_state import RouteView
 from frontend.batches.store.rows import ClaimResult, Demand, NewFile, WrittenFile
 from frontend.batches.store.transaction import Op
@@ -187,5 +187,8 @@ def test_a_batch_that_ends_while_the_queue_is_read_is_left_out(world: World, mon
         del view.contenders[batches[0].id]
         return view
 
-    monkeypatch.setattr(scheduling_ops, "route_view", later)
+    for module in (scheduling_ops, view_ops):
+        monkeypatch.setattr(module, "route_view", later)
+    assert world.run(world.store.views.positions(batches[0].id)) == ()
+    assert [one.position for one in world.run(world.store.views.positions(batches[1].id))] == [1]
     assert [wait.batch_id for wait in world.run(world.store.scheduling.fresh_waits("R"))] == [batches[1].id]

@@ -177,7 +177,7 @@ async def _gather(bench: Bench, job: Job) -> None:
         async def write(order: list[int] = order) -> list[int] | None:
             seq = await segments.next_segment(files.store, job.id)
             return await segments.write_segment(
-                files.store, files.objects, bench.runner_id, job.batch, seq, order, job.retrying(), times.segment_bytes
+                files.store, files.objects, bench.runner_id, job.batch, seq, order, times.segment_bytes
             )
 
         moved = await bench.persistence.insist(write, give_up=lambda: job.lost)

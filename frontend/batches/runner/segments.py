@@ -60,20 +60,19 @@ async def write_segment(
     batch: BatchRow,
     seq: int,
     order: Sequence[int],
-    skip: Collection[int],
     most_bytes: int,
 ) -> list[int] | None:
     """Move results from the store into a segment file; return the lines moved, None if the lease is lost.
 
     Args:
-        order: lines in the order of their ends; others follow in theirs.
-        skip: lines whose result is not final.
+        order: lines whose results are final, in the order of their ends. Others in the store stay there: a failure
+            may be there before the runner has heard that it is, and then be sent again.
         most_bytes: of the segment; what is left waits for the next one.
 
     Raises:
         StoreUnavailable, StorageUnavailable: nothing was moved; or it was, which the next call finds out.
     """
-    records = await _final_records(store, batch.id, skip, most_bytes)
+    records = await _final_records(store, batch.id, frozenset(order), most_bytes)
     if not records:
         return []
     place = {line_no: index for index, line_no in enumerate(order)}
@@ -113,7 +112,7 @@ async def kept_results(
         yield sorted(page, key=lambda kept: place.get(kept.line_no, len(place)))
 
 
-async def _final_records(store: Store, batch_id: str, skip: Collection[int], most_bytes: int) -> list[RecordRow]:
+async def _final_records(store: Store, batch_id: str, final: Collection[int], most_bytes: int) -> list[RecordRow]:
     """Return results for one segment."""
     found: list[RecordRow] = []
     after = -1
@@ -122,7 +121,7 @@ async def _final_records(store: Store, batch_id: str, skip: Collection[int], mos
         if not page:
             break
         after = page[-1].line_no
-        found += [record for record in page if record.line_no not in skip]
+        found += [record for record in page if record.line_no in final]
     return found
 
 

@@ -91,11 +91,13 @@ def _positions(batch_id: str) -> Op[tuple[PositionRow, ...]]:
     waiting = {str(row[0]): row for row in waits}
     positions = []
     for route_id in sorted(running | waiting):
-        if route_id not in waiting:
-            positions.append(PositionRow(route_id, None, 0, running[route_id], None, 0, None))
+        order = fair_order((yield from route_view(route_id, now, [], ready_only=False))) if route_id in waiting else []
+        # On PostgreSQL each statement sees its own moment: it may wait no more.
+        if batch_id not in order:
+            if route_id in running:
+                positions.append(PositionRow(route_id, None, 0, running[route_id], None, 0, None))
             continue
         _, reason, lines, since = waiting[route_id]
-        order = fair_order((yield from route_view(route_id, now, [], ready_only=False)))
         place = order.index(batch_id) + 1
         positions.append(PositionRow(route_id, reason, lines, running.get(route_id, 0), place, len(order), since))
     return tuple(positions)
