@@ -60,6 +60,9 @@ class InstantUpstream:
     def plan(self, endpoint: str, model: str) -> Plan:
         return Plan("R")
 
+    async def reach(self, route: str) -> bool:
+        return True
+
     async def execute(self, call: GatewayCall) -> UpstreamAnswer:
         self.calls += 1
         self.first_s = self.first_s or time.perf_counter()

@@ -71,6 +71,8 @@ class StubExecutor:
     calls: list[Received] = field(default_factory=list)
     now: int = 0
     most: int = 0
+    reachable: Callable[[], bool] = lambda: True
+    reaches: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     came: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -78,6 +80,10 @@ class StubExecutor:
         if model in self.cooling:
             return Plan("", 1.0)
         return Plan(self.routes.get(model, ""))
+
+    async def reach(self, route: str) -> bool:
+        self.reaches += 1
+        return self.reachable()
 
     async def execute(self, call: GatewayCall) -> UpstreamAnswer:
         assert isinstance(call.body, bytes)

@@ -132,6 +132,13 @@ class Executor(Protocol):
         """Return where the routing policy sends a call now; starts nothing and counts nothing."""
         ...
 
+    async def reach(self, route: str) -> bool:
+        """Return whether the server of a route accepts connections now, without sending anything.
+
+        True also where that cannot be told without a call: our own worker, a route that has gone.
+        """
+        ...
+
     async def execute(self, call: GatewayCall) -> UpstreamAnswer:
         """Return the answer to a call that is not streamed; cancelling withdraws it from the upstream.
 

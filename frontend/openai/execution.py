@@ -96,6 +96,13 @@ class Gateway:
         ordered = self.routes.order(served, usable)
         return Plan(ordered[0].id) if ordered else Plan("", self.routes.wait_s(usable))
 
+    async def reach(self, route: str) -> bool:
+        """See ``Executor.reach``."""
+        found = self.routes.route(route)
+        if found is None or found.endpoint is None:
+            return True
+        return await self._client.reach(found.endpoint, found.settings.connect_timeout_seconds)
+
     async def execute(self, call: GatewayCall) -> UpstreamAnswer:
         """See ``Executor.execute``."""
         request_id = call.request_id or new_request_id()

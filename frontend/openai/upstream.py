@@ -9,6 +9,7 @@ be taken for run nor for not run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import socket
 import ssl
@@ -155,6 +156,19 @@ class UpstreamClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def reach(self, endpoint: Endpoint, timeout_s: float) -> bool:
+        """Return whether an address of an endpoint accepts a connection within ``timeout_s``; it is closed again."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for found in await self._resolver.resolve(endpoint.host, endpoint.port):
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection(found["host"], found["port"])
+                        writer.close()
+                        return True
+        except (OSError, TimeoutError):
+            return False
+        return False
 
     async def post(
         self,

@@ -295,6 +295,45 @@ def test_a_server_that_is_away_costs_one_claim_and_one_return_per_pause(
     runners.world.run(scenario())
 
 
+def test_a_server_that_accepts_no_connection_is_tried_without_a_claim(
+    runners: RunnerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a runner may be killed at any instant of the outage, and an outage costs the store nothing."""
+    real, claims = runners.store.runner.turn, 0
+
+    async def counted(runner_id: str, finish: Any, claim: Any) -> Any:
+        nonlocal claims
+        claims += len(claim)
+        return await real(runner_id, finish, claim)
+
+    async def scenario() -> None:
+        server = Server()
+        executor = StubExecutor(server, reachable=lambda: server.up)
+        await runners.cap("R", 4)
+        batch = await runners.batch(12)
+        monkeypatch.setattr(runners.store.runner, "turn", counted)
+        gate = Switch()
+        async with runners.running(executor, times=replace(QUICK, longest_pause_s=0.1), gates=[gate]):
+
+            async def was_reached_for() -> bool:
+                return executor.reaches >= 5
+
+            await until("a connection is tried again and again", was_reached_for)
+            assert (server.attempts, claims) == (4, 1)
+            assert (await runners.store.runner.line_counts(batch.id)).claimed == 0
+            gate.reason = Reason.OUTSIDE_WINDOW
+            await runners.until_waiting(batch, "R", (12, "outside_window", False))
+            tried = executor.reaches
+            await asyncio.sleep(3 * QUICK.first_pause_s)
+            assert executor.reaches <= tried + 1, "nobody connects behind a closed gate"
+            gate.reason, server.up = None, True
+            done = await runners.ended(batch)
+        assert sorted(executor.texts) == sorted(f"t{i}" for i in range(12)) and not done.errors
+        check(done, executor, 12)
+
+    runners.world.run(scenario())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_an_unsteady_server_and_store_lose_and_double_nothing(
     runners: RunnerWorld, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -13,9 +13,11 @@ from gateway_world import GatewayWorld, model, route
 
 import openai
 from frontend.openai import calls
+from frontend.openai.addresses import read_endpoint
 from frontend.openai.breaker_state import Phase
 from frontend.openai.calls import GatewayCall, Sent
 from frontend.openai.principal import Principal, Role
+from frontend.openai.upstream import UpstreamClient
 from stub_upstream import Say, StubUpstream
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -326,3 +328,30 @@ def test_figures_are_told(world: GatewayWorld, stub: StubUpstream) -> None:
     assert sum(told["gateway_upstream_seconds", (kind,)].counts) == 2
     assert told["gateway_in_flight", (("route", "two0"), ("traffic", "live"))].value == 0
     assert all(type(one.value) in (int, float) for one in told.values())
+
+
+def test_a_server_is_reached_for_without_a_call(world: GatewayWorld, stub: StubUpstream) -> None:
+    gateway = world.service.gateway
+    reached = {name: world.run(gateway.reach(name)) for name in ("one0", "gone0", "no-such-route")}
+    assert reached == {"one0": True, "gone0": False, "no-such-route": True}
+    assert not stub.calls
+
+
+def test_an_address_that_answers_no_connection_is_given_up_in_time(world: GatewayWorld) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        # A listener whose queue is full answers nobody.
+        waiting = [socket.socket() for _ in range(4)]
+        try:
+            for one in waiting:
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", port))
+            client = UpstreamClient()
+            endpoint = read_endpoint(f"http://127.0.0.1:{port}/v1", (), development=True)
+            client.pin(endpoint)
+            assert not world.run(client.reach(endpoint, 0.2))
+        finally:
+            for one in waiting:
+                one.close()

@@ -222,6 +222,7 @@ class Dispatcher:
         for job in self._jobs:
             if job.stop is None and not job.lost:
                 self._plan(job, now_ns)
+                self._lines.try_away(job, now_ns)
         resting = {route for route, until_ns in self._resting.items() if now_ns < until_ns}
         seekers = wishes.seekers_of(self._jobs, self._turns, self._gates, resting, now_ns)
         room = Room(self._lines.free, self._lines.bytes_free, self._lines.running_on)

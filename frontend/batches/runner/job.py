@@ -59,8 +59,9 @@ class Job:
         stop, lost: see ``Stop``; lost means that another process may hold the lease.
         handed_back: another runner has to go on, once what runs here has ended.
         suspect: a claim was refused because the batch stopped; its lease says why.
-        away: routes that gave lines back unsent since they last answered one; asked by one line at a time.
-        probing: routes of those that a line is trying now.
+        away: routes that gave lines back unsent since they last answered one.
+        reached: those of them whose server accepts connections again: one line may try.
+        probing: those that a connection or a line is trying now.
         kept: lines whose final result is in the store and in no segment yet, in the order of their ends.
         changed: set when its own task has something to do.
     """
@@ -78,6 +79,7 @@ class Job:
     handed_back: bool = False
     pauses: dict[str, Pause] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
+    reached: set[str] = field(default_factory=set)
     probing: set[str] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
     kept_bytes: int = 0
@@ -108,10 +110,6 @@ class Job:
         """Note a final result that is in the store."""
         self.kept.append(line_no)
         self.kept_bytes += record_bytes
-
-    def retrying(self) -> set[int]:
-        """Return the failed lines that may run again: their results are not final."""
-        return {retry.line_no for lane in self.lanes for retry in lane.retries}
 
     def halt(self, stop: Stop) -> None:
         """Start nothing more. A retry that waits is given up: its failure stands."""

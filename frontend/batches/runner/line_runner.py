@@ -1,9 +1,9 @@
 """Runs claimed lines: reads them, hands them to the executor, turns answers into ends, returns what was not sent.
 
-A line that was not sent has not run: its claim is given back, and it waits like any other, its route being tried by one
-line when the (batch, route) pause is over. So is one whose text cannot be had in time, or which the batch's stop or a
-drain meets before it is sent. A line that an upstream declined (429, 503) was answered: it fails, and runs again only
-if the batch asked for retries.
+A line that was not sent has not run: its claim is given back, and it waits like any other. When the (batch, route)
+pause is over the route is tried by a connection, without any claim, and then by one line. A line is given back, too, if
+its text cannot be had in time, or if the batch's stop or a drain meets it before it is sent. A line that an upstream
+declined (429, 503) was answered: it fails, and runs again only if the batch asked for retries.
 """
 
 from __future__ import annotations
@@ -146,8 +146,18 @@ class LineRunner:
             for execution in executions:
                 execution.probe = True
                 job.probing.add(route)
+                job.reached.discard(route)
         if executions:
             self._spawn(self._read_and_run(job, executions))
+
+    def try_away(self, job: Job, now_ns: int) -> None:
+        """Connect to servers that lines wait for and that were away, where pauses are over and gates open."""
+        for route in job.away - job.probing - job.reached:
+            ask = Ask(job.id, job.batch.workspace_id, route, now_ns)
+            wanted = any(route in lane.demand() for lane in job.lanes)
+            if wanted and not job.pause(route).runs(now_ns) and first_closed(self._gates, ask) is None:
+                job.probing.add(route)
+                self._spawn(self._reach(job, route, now_ns))
 
     async def close(self) -> None:
         """Cut off what still runs."""
@@ -155,6 +165,18 @@ class LineRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reach(self, job: Job, route: str, began_ns: int) -> None:
+        reached = False
+        try:
+            reached = await self._executor.reach(route)
+        finally:
+            job.probing.discard(route)
+            if reached:
+                job.reached.add(route)
+            else:
+                self._found_away(job, route, began_ns, None, declined=False)
+            self._wake()
 
     async def _read_and_run(self, job: Job, executions: list[Execution]) -> None:
         numbers = [execution.line_no for execution in executions]
@@ -261,6 +283,7 @@ class LineRunner:
     ) -> None:
         """Leave a route alone for a while, and then let one line try it."""
         job.away.add(route)
+        job.reached.discard(route)
         job.pauses[route] = after_overload(
             job.pause(route), self._clock_ns(), started_ns, retry_after_s, self._times, declined=declined
         )

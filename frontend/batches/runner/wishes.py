@@ -195,7 +195,7 @@ def _closed(job: Job, lane: Lane, route: str, gates: Sequence[Gate], now_ns: int
     if reason is not None:
         # Also of a route that is away: behind a closed gate nobody tries it, so cooling would be told for ever.
         return reason
-    if pause.runs(now_ns) or route in job.probing:
+    if pause.runs(now_ns) or route in job.probing or (route in job.away and route not in job.reached):
         return Reason.ROUTE_COOLING
     return None
 
