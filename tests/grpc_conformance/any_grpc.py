@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from placing_double import DoubleApp
 from serving_double import DoubleServing
 
@@ -11,7 +12,7 @@ from frontend.grpc_server import RunningGrpcServer, make_grpc_server
 from frontend.settings import GrpcSettings
 
 HOST = "127.0.0.1"
-KINDS = ("grpcio", "fast", "repeats")
+KINDS = ("grpcio", "fast", pytest.param("repeats", marks=pytest.mark.interpreted))
 """``repeats`` is the fast one that knows calls again."""
 
 

@@ -25,6 +25,8 @@ from frontend.kserve.grpc_codec import decode_infer, infer_parts
 from frontend.kserve.proto import message_class
 from frontend.settings import EndpointSettings
 
+pytestmark = pytest.mark.interpreted
+
 Scenario = Callable[[DoubleServing, RawClient], Any]
 
 

@@ -36,6 +36,7 @@ TRACES = {
 }
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", TRACES)
 def test_rule_19_edf_meets_what_an_offline_optimum_could(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
