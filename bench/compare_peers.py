@@ -139,6 +139,7 @@ def machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": cpu,
         "python": sys.version.split()[0],
+        "hot_path": "interpreted" if servers.served_tree() == ROOT else "compiled",
         "onnxruntime": importlib.metadata.version("onnxruntime"),
         "load_before": round(os.getloadavg()[0], 2),
     }

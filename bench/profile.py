@@ -11,14 +11,15 @@ Two measurements, since one caller and many see different costs:
    what its main thread ran, taken inside the process by the processor time it uses. System calls count for the Python
    function that made them; what the event loop does by itself (epoll, socket reads) is a stage of its own.
 
-A milestone whose function is not passed is named, and its stage is part of the next. Writes
-bench/results/profile_MODEL.json.
+The hot path runs interpreted here, so that its functions can be told apart. A milestone whose function is not passed is
+named, and its stage is part of the next. Writes bench/results/profile_MODEL.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -104,6 +105,8 @@ def main() -> None:
     parser.add_argument("--urgent", action="store_true", help="run ahead of the machine's other work; needs root")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     arguments = parser.parse_args()
+    # Only what is interpreted can be sampled and traced by function.
+    os.environ["RINGSERVE_COMPILED"] = "0"
     if arguments.urgent:
         take_precedence()
     spec = models.MODELS[arguments.model]

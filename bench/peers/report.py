@@ -188,7 +188,8 @@ def document(result: dict[str, Any]) -> str:
     ahead = ", ahead of other processes" if machine["urgent"] else ""
     parts = [
         f"Commit {machine['commit']}, {machine['date']}. {machine['cpus']} cores ({machine['cpu']}), Python "
-        f"{machine['python']}, ONNX Runtime {machine['onnxruntime']}. Load average {machine['load_before']} before, "
+        f"{machine['python']}, our hot path {machine.get('hot_path', 'interpreted')}, ONNX Runtime "
+        f"{machine['onnxruntime']}. Load average {machine['load_before']} before, "
         f"{machine['load_after']} after; other processes took {spread(others)} cores during points; speed of a Python "
         f"loop {spread(speeds, 0)} M turns/s. {scope['seconds']} s a point, up to {scope['passes']} passes in "
         f"alternation{ahead}: median (smallest to largest). `*`: other processes took 0.3 core or more in a pass; `!`: "

@@ -110,11 +110,19 @@ def _ringserve(home: Path, model_file: Path, spec: Spec) -> Plan:
     # Off by default, since it lets clients name memory of the machine; Triton has it on.
     node_file.write_text("global: {endpoints: {system_shared_memory: {enabled: true}}}\n")
     command = [
-        sys.executable, "-m", "frontend.cli", "serve", "--models", str(model_file.parents[1]),
+        sys.executable, "-P", "-m", "frontend.cli", "serve", "--models", str(model_file.parents[1]),
         "--node", str(node_file), "--run-dir", str(run_dir / "node"), "--frontends", str(FRONTENDS),
         "--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics),
     ]  # fmt: skip
-    return Plan(command, _v2_paths(spec), http, grpc, {"PYTHONPATH": str(ROOT)})
+    return Plan(command, _v2_paths(spec), http, grpc, {"PYTHONPATH": str(served_tree())})
+
+
+def served_tree() -> Path:
+    """Return the tree that ``scripts/serve`` would run: compiled where that can be and RINGSERVE_COMPILED is not 0."""
+    if os.environ.get("RINGSERVE_COMPILED") == "0":
+        return ROOT
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "compile.py")], check=False)
+    return Path(sys.prefix) / "compiled" if done.returncode == 0 else ROOT
 
 
 def _inline(home: Path, model_file: Path, spec: Spec) -> Plan:
