@@ -66,13 +66,13 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         arena_bytes: tensors of one frontend's requests in flight.
         max_in_flight: requests one frontend may have in flight; the rings hold as many records, so they never fill.
         max_channels: frontends that may be attached at once.
-        worker_spin_us: how long the worker looks for work before it sleeps.
+        worker_spin_us: how long the worker looks for work before it sleeps; up to twice that after long executions.
     """
 
     arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 256 * 1024 * 1024
     max_in_flight: Annotated[int, Meta(ge=1, le=1 << 16)] = 4096
     max_channels: Annotated[int, Meta(ge=1, le=60)] = 32
-    worker_spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    worker_spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 100
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ class Executions:
         running: batches at the device thread, the one that runs first, then one more at most.
         expected_end_ns: of the first of them.
         lost: the device needs a new process.
+        executed_ns: what the last one took on the device.
         idle_until_ns: when to decide again though nothing arrives and nothing runs.
     """
 
@@ -76,6 +77,7 @@ class Executions:
         self.expected_end_ns = 0
         self.lost: DeviceLost | None = None
         self.idle_until_ns = 0
+        self.executed_ns = 0
 
     def open(self) -> int:
         """Start the device thread; return the descriptor that is readable when it has finished a batch."""
@@ -208,6 +210,7 @@ class Executions:
         batch.loaded.counters.reasons[batch.dispatch.reason] += 1
         # A run whose answers cannot be used served nobody: the scheduler counts what it served.
         compute_ns = 0 if batch.timing is None or batch.failure is not None else batch.timing.compute_ns
+        self.executed_ns = compute_ns
         self._scheduler.record(batch.dispatch, compute_ns, executed_ns)
         if batch.failure is None:
             self._ended = batch

@@ -107,8 +107,14 @@ class Loop:
         now_ns = self._clock_ns()
         if self._pulse is not None:
             self._pulse.beat(now_ns)
-        spin = not self._executions.running
-        self._on_events(self._server.poll(self._timeout_ns(now_ns), self._rest_ns(now_ns), spin=spin))
+        executions = self._executions
+        events = self._server.poll(
+            self._timeout_ns(now_ns),
+            self._rest_ns(now_ns),
+            spin=not executions.running,
+            executed_ns=executions.executed_ns,
+        )
+        self._on_events(events)
         now_ns = self._clock_ns()
         self._executions.collect()
         rung = self._server.rung()

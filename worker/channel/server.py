@@ -6,7 +6,8 @@ Theory
     ``control_interval_ns``, so that a busy worker pays one read of the page per turn and nothing else.
 
     Spinning adapts: it is cut in half each time nothing came, down to a sixteenth, and is whole again as soon as it
-    paid off or a sleep turns out to have been shorter than a whole spin.
+    paid off or a sleep turns out to have been shorter than a whole spin. After a long execution it may last twice as
+    long: the device, which waits too, is worth more than the processor then, and frontends need less of that.
 
     Resting is sleep that no record ends, so nobody rings for one: for a caller who could do nothing with it yet.
     Watched descriptors and sockets still end it.
@@ -32,7 +33,11 @@ from worker.channel.table import ChannelTable
 from worker.config import ChannelSettings
 
 CONTROL_INTERVAL_NS: Final = 5_000_000
-_SHORTEST_SPIN: Final = 16
+_MOST_CUTS: Final = 4
+_SPINS_PER_EXECUTION: Final = 5
+"""An execution of this many spins doubles them. (Spins of 100 and of 200 us, alternated, two cores, 64 callers: where a
+batch takes 30 us, a p99 of 2.4 against 4.3 ms at the same rate, and 1.1 times the requests beside other load; where it
+takes 2 ms, there 0.95 times the requests.)"""
 _COARSE_TIMEOUT_NS: Final = 20_000_000
 """From here on epoll's whole milliseconds are exact enough."""
 _SELECTABLE_FDS: Final = 1024
@@ -59,7 +64,7 @@ class ChannelServer:
         self._generation = generation
         self._control_interval_ns = control_interval_ns
         self._longest_spin_ns = settings.worker_spin_us * 1000
-        self._spin_ns = self._longest_spin_ns
+        self._cuts = 0
         self._sockets_seen_ns = 0
         self._watched: set[int] = set()
 
@@ -114,7 +119,7 @@ class ChannelServer:
         self._watched.discard(fd)
         self._epoll.unregister(fd)
 
-    def poll(self, timeout_ns: int, rest_ns: int = 0, *, spin: bool = True) -> Events:
+    def poll(self, timeout_ns: int, rest_ns: int = 0, *, spin: bool = True, executed_ns: int = 0) -> Events:
         """Return what happened; waits until something happens or any ring has work.
 
         The events are the caller's to read, not to change.
@@ -123,6 +128,7 @@ class ChannelServer:
             timeout_ns: 0 looks and returns; negative waits without limit.
             rest_ns: how long records may wait, because nothing could be done with them; what is watched still ends it.
             spin: whether to look for a while before sleeping; another thread of this process would wait meanwhile.
+            executed_ns: how long the last execution took.
         """
         now_ns = time.monotonic_ns()
         if self._reception.has_news:
@@ -132,7 +138,7 @@ class ChannelServer:
         ready = timeout_ns == 0 or self._table.has_work()
         if ready and now_ns - self._sockets_seen_ns >= self._control_interval_ns:
             return self._look_at_sockets(now_ns)
-        if ready or (spin and self._spin(now_ns, timeout_ns)):
+        if ready or (spin and self._spin(now_ns, timeout_ns, executed_ns)):
             return _NOTHING
         return self._sleep(now_ns, timeout_ns)
 
@@ -164,17 +170,20 @@ class ChannelServer:
             payload = frames.encode(Answer(id=answer.id, kind=int(Kind.TOO_LARGE), text=text))
         self._reception.send(connection, payload)
 
-    def _spin(self, now_ns: int, timeout_ns: int) -> bool:
+    def _spin(self, now_ns: int, timeout_ns: int, executed_ns: int) -> bool:
         """Look at the tails for a while; return whether one moved."""
-        if self._longest_spin_ns == 0:
+        spin_ns = self._longest_spin_ns
+        if spin_ns == 0:
             return False
-        spin_ns = self._spin_ns if timeout_ns < 0 else min(self._spin_ns, timeout_ns)
+        spin_ns = min(max(spin_ns, executed_ns // _SPINS_PER_EXECUTION), 2 * spin_ns) >> self._cuts
+        if 0 <= timeout_ns < spin_ns:
+            spin_ns = timeout_ns
         end_ns = now_ns + spin_ns
         while time.monotonic_ns() < end_ns:
             if self._table.has_work():
-                self._spin_ns = self._longest_spin_ns
+                self._cuts = 0
                 return True
-        self._spin_ns = max(self._spin_ns // 2, self._longest_spin_ns // _SHORTEST_SPIN)
+        self._cuts = min(self._cuts + 1, _MOST_CUTS)
         return False
 
     def _rest(self, rest_ns: int) -> Events:
@@ -203,7 +212,7 @@ class ChannelServer:
         self._sleeper.get_up()
         now_ns = time.monotonic_ns()
         if now_ns - asleep_ns < self._longest_spin_ns:
-            self._spin_ns = self._longest_spin_ns
+            self._cuts = 0
         return self._sort(ready, now_ns)
 
     def _look_at_sockets(self, now_ns: int) -> Events:
