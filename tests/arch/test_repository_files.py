@@ -106,7 +106,7 @@ def test_readme_names_every_setting(option: Option) -> None:
 
 
 def test_readme_names_scripts_that_exist() -> None:
-    named = set(re.findall(r"scripts/([a-z_]+)", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"scripts/([a-z_]+(?:\.py)?)", (ROOT / "README.md").read_text()))
     assert named
     assert {name for name in named if not (ROOT / "scripts" / name).exists()} == set()
 
