@@ -134,7 +134,7 @@ def measure(requests: int, idle_s: float) -> dict[str, Any]:
     processes.adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ringserve-idle-") as folder:
         path = models.write(spec, Path(folder) / "models" / spec.name)
-        running = servers.start(servers.PEERS[servers.OURS], Path(folder), path, spec)
+        running = servers.start(servers.TWO_FRONTENDS, Path(folder), path, spec)
         try:
             time.sleep(SETTLE_S)
             fresh = footprint(running, 0)
@@ -157,7 +157,7 @@ def measure(requests: int, idle_s: float) -> dict[str, Any]:
         Verdict("requests answered badly", errors + warm_errors, 0),
     ]
     return {
-        "machine": machine(), "frontends": servers.FRONTENDS, "idle_s": idle_s,
+        "machine": machine(), "frontends": servers.TWO, "idle_s": idle_s,
         "footprints": [asdict(found) for found in (fresh, early, late)],
         "verdicts": [{**asdict(verdict), "kept": verdict.kept} for verdict in verdicts],
     }  # fmt: skip

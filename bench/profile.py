@@ -46,7 +46,7 @@ def all_under_load(
     """Measure many callers in every format: a node without and one with the sampler in turn."""
     folder = home / "samples"
     folder.mkdir()
-    plain = servers.start(servers.PEERS[servers.OURS], home / "plain", path, spec)
+    plain = servers.start(servers.TWO_FRONTENDS, home / "plain", path, spec)
     try:
         sampled = servers.start(observed({"RINGSERVE_SAMPLE": folder}), home / "sampled", path, spec)
         try:

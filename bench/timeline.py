@@ -116,7 +116,7 @@ def one_caller(running: Running, spec: Spec, way: str, seconds: float) -> float:
 
 def timeline(home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, Any]:
     """Measure one caller's stages, by way; the client's latency with and without tracing besides."""
-    plain = _latencies(servers.PEERS[servers.OURS], home, path, spec, seconds)
+    plain = _latencies(servers.TWO_FRONTENDS, home, path, spec, seconds)
     folder = home / "trace"
     folder.mkdir()
     traced = _latencies(observed({"RINGSERVE_TRACE": folder}), home, path, spec, seconds)
@@ -146,7 +146,7 @@ def _latencies(peer: servers.Peer, home: Path, path: Path, spec: Spec, seconds: 
 
 def observed(folders: dict[str, Path]) -> servers.Peer:
     """Return our server as a peer whose processes observe themselves (bench/tracing): folders by variable."""
-    ours = servers.PEERS[servers.OURS]
+    ours = servers.TWO_FRONTENDS
 
     def plan(home: Path, model_file: Path, spec: Spec) -> Plan:
         made = ours.plan(home, model_file, spec)

@@ -35,7 +35,7 @@ MODULES = tuple(
         "frontend/grpc_fast": "calls messages plans repeated_call repeats replies service streams",
         "frontend/http2": "connection fields frames intake protocol sender stream",
         "frontend/httpd": "answers body exchange heads intake outlet pace protocol state wire",
-        "frontend/kserve": "http_answers http_options http_routes json_repeats repeats request_ids",
+        "frontend/kserve": "http_answers http_options http_routes json_data json_repeats repeats request_ids",
         "worker": "answers arrival dispatch executions gather intake loop",
         "worker/channel": "arena attachment channel client doorbell placement reception records ring server",
         "worker/scheduling": "admission batching cost edf ema fair fifo model order queues scheduler types waits",

@@ -6,6 +6,7 @@ server needs to be at its best is written at its builder. Traps that cost an hou
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -22,7 +23,8 @@ from bench.peers.models import BATCH, Spec
 
 ADAPTERS = Path(__file__).with_name("adapters")
 ROOT = Path(__file__).resolve().parents[2]
-FRONTENDS = 2
+TWO = 2
+"""Frontends of our node where that is asked for; otherwise as many as it chooses, which is one on two cores."""
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.05
 GOOD_ANSWERS = 8
@@ -103,7 +105,7 @@ def _adapter_environment(spec: Spec, model_file: Path, port: int) -> dict[str, s
     }
 
 
-def _ringserve(home: Path, model_file: Path, spec: Spec) -> Plan:
+def _ringserve(home: Path, model_file: Path, spec: Spec, frontends: int = 0) -> Plan:
     http, grpc, metrics = free_ports(3)
     run_dir = scratch(home, "ringserve")
     node_file = run_dir / "node.yaml"
@@ -111,8 +113,8 @@ def _ringserve(home: Path, model_file: Path, spec: Spec) -> Plan:
     node_file.write_text("global: {endpoints: {system_shared_memory: {enabled: true}}}\n")
     command = [
         sys.executable, "-P", "-m", "frontend.cli", "serve", "--models", str(model_file.parents[1]),
-        "--node", str(node_file), "--run-dir", str(run_dir / "node"), "--frontends", str(FRONTENDS),
-        "--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics),
+        "--node", str(node_file), "--run-dir", str(run_dir / "node"),
+        *(("--frontends", str(frontends)) if frontends else ()), "--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics),
     ]  # fmt: skip
     return Plan(command, _v2_paths(spec), http, grpc, {"PYTHONPATH": str(served_tree())})
 
@@ -244,6 +246,8 @@ PEERS = {
         Peer("ray", "ray", ("raw", "json"), _ray, exclusive=True),
     )
 }
+TWO_FRONTENDS = Peer(OURS, "", PEERS[OURS].formats, functools.partial(_ringserve, frontends=TWO))
+"""Ours as it is watched, not compared: with more than one of each kind of process that there may be."""
 
 
 class Running:
