@@ -114,7 +114,8 @@ def _ringserve(home: Path, model_file: Path, spec: Spec, frontends: int = 0) -> 
     command = [
         sys.executable, "-P", "-m", "frontend.cli", "serve", "--models", str(model_file.parents[1]),
         "--node", str(node_file), "--run-dir", str(run_dir / "node"),
-        *(("--frontends", str(frontends)) if frontends else ()), "--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics),
+        *(("--frontends", str(frontends)) if frontends else ()),
+        "--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics),
     ]  # fmt: skip
     return Plan(command, _v2_paths(spec), http, grpc, {"PYTHONPATH": str(served_tree())})
 
