@@ -26,6 +26,7 @@ from engines.probe import resolve
 from engines.staging import SLOTS
 from engines.tensor import NDArray
 from manifests import manifest
+from one_execution import executed
 
 MLP = manifest(["INPUT f32 n 16"], ["OUTPUT f32 n 16"], (1, 4))
 ARENA_BYTES = 1 << 20
@@ -46,15 +47,6 @@ def opened(engine: HostDeviceArrayEngine, path: Path, wanted: Manifest = MLP) ->
 
 def mlp(engine: HostDeviceArrayEngine, path: Path, seed: int = 0) -> DeviceArrayModel:
     return opened(engine, onnx_models.mlp(path, width=16, seed=seed))
-
-
-def execute(executable: DeviceArrayExecutable, rows: NDArray) -> NDArray:
-    slot = executable.slot()
-    slot.inputs[0][...] = rows
-    executable.stage(slot)
-    executable.launch(slot)
-    executable.finish(slot)
-    return slot.outputs[0].copy()
 
 
 def draw(seed: int, rows: int = 4) -> NDArray:
@@ -81,7 +73,7 @@ def test_second_execution_is_a_graph_and_says_the_same(
     model = mlp(engine, tmp_path / "m")
     for turn in range(5):
         rows = draw(turn)
-        np.testing.assert_array_equal(execute(model.executable(0, 4), rows), model.run([rows])[0])
+        np.testing.assert_array_equal(executed(model.executable(0, 4), rows), model.run([rows])[0])
         assert len(replays) == turn
     assert len(set(map(id, replays))) == SLOTS
     model.close()
@@ -94,7 +86,7 @@ def test_models_that_need_values_on_the_host_are_not_captured(
     model = opened(engine, onnx_models.positives(tmp_path / "m"), wanted)
     for count in (3, 8, 0, 5):
         scores = np.array([1.0] * count + [-1.0] * (8 - count), np.float32)
-        assert execute(model.executable(0, 0), scores).tolist() == [1.0] * count
+        assert executed(model.executable(0, 0), scores).tolist() == [1.0] * count
     assert not replays
     model.close()
 
@@ -106,14 +98,14 @@ def test_graphs_see_what_the_device_refuses_to_say_aloud(
     model = opened(engine, onnx_models.sequence(tmp_path / "m", vocabulary=10), wanted)
     executable = model.executable(0, 4)
     right = np.arange(16).reshape(4, 4) % 10
-    hidden = [execute(executable, right) for _ in range(3)]
+    hidden = [executed(executable, right) for _ in range(3)]
     np.testing.assert_array_equal(hidden[0], hidden[2])
     assert replays
     wrong = right.copy()
     wrong[2, 1] = 10
     with pytest.raises(EngineFailed, match=r"model 'm': Gather .* failed: an index is out of range for axis 0 with 10"):
-        execute(executable, wrong)
-    np.testing.assert_array_equal(execute(executable, right), hidden[0])
+        executed(executable, wrong)
+    np.testing.assert_array_equal(executed(executable, right), hidden[0])
     model.close()
 
 
@@ -124,7 +116,7 @@ def test_compaction_moves_weights_and_graphs_follow(
     rows = draw(1)
     before = {id(model): model.run([rows])[0] for model in (second, third)}
     for _ in range(3):
-        execute(second.executable(0, 4), rows)
+        executed(second.executable(0, 4), rows)
     captured = replays[-1]
     first.close()
     assert engine.shared.arena.memory().fragmentation > 0
@@ -133,7 +125,7 @@ def test_compaction_moves_weights_and_graphs_follow(
     assert engine.shared.arena.memory().fragmentation == 0
     for model in (second, third):
         for _ in range(3):
-            np.testing.assert_array_equal(execute(model.executable(0, 4), rows), before[id(model)])
+            np.testing.assert_array_equal(executed(model.executable(0, 4), rows), before[id(model)])
     assert captured not in replays[2:]
     second.close()
     third.close()
@@ -143,7 +135,7 @@ def test_weights_are_loaded_and_unloaded_and_leave_nothing(engine: HostDeviceArr
     model = mlp(engine, tmp_path / "m")
     rows = draw(0)
     for _ in range(SLOTS):
-        expected = execute(model.executable(0, 4), rows)
+        expected = executed(model.executable(0, 4), rows)
     free = engine.device.memory().free_bytes
     for _ in range(10):
         model.unload()
@@ -154,7 +146,7 @@ def test_weights_are_loaded_and_unloaded_and_leave_nothing(engine: HostDeviceArr
         model.load()
         assert model.resident
         for _ in range(2):
-            np.testing.assert_array_equal(execute(model.executable(0, 4), rows), expected)
+            np.testing.assert_array_equal(executed(model.executable(0, 4), rows), expected)
         assert engine.device.memory().free_bytes == free
     model.close()
 
@@ -172,7 +164,7 @@ def test_loading_compacts_an_arena_with_room_in_pieces(tmp_path: Path) -> None:
     engine = HostDeviceArrayEngine(arena_bytes=4 * slab_bytes)
     models = [mlp(engine, tmp_path / f"m{seed}", seed) for seed in range(4)]
     rows = draw(0)
-    expected = [execute(model.executable(0, 4), rows) for model in models]
+    expected = [executed(model.executable(0, 4), rows) for model in models]
     assert models[0].footprint.weights_bytes == slab_bytes
     models[0].unload()
     models[2].unload()
@@ -188,12 +180,12 @@ def test_loading_compacts_an_arena_with_room_in_pieces(tmp_path: Path) -> None:
     running.finish(slot)
     np.testing.assert_array_equal(slot.outputs[0], expected[3])
     for model, want in ((models[1], expected[1]), (models[3], expected[3])):
-        np.testing.assert_array_equal(execute(model.executable(0, 4), rows), want)
+        np.testing.assert_array_equal(executed(model.executable(0, 4), rows), want)
     with pytest.raises(OutOfDeviceMemory, match="'m0'"):
         models[0].load()
     newcomer.close()
     models[0].load()
-    np.testing.assert_array_equal(execute(models[0].executable(0, 4), rows), expected[0])
+    np.testing.assert_array_equal(executed(models[0].executable(0, 4), rows), expected[0])
     for model in models:
         model.close()
     engine.close()
@@ -264,7 +256,7 @@ def test_devices_without_graphs_and_registration(tmp_path: Path, replays: list[H
     assert not engine.shared.register(np.zeros(64, np.uint8), "arena")
     model = mlp(engine, tmp_path / "m")
     for turn in range(3):
-        np.testing.assert_array_equal(execute(model.executable(0, 4), draw(turn)), model.run([draw(turn)])[0])
+        np.testing.assert_array_equal(executed(model.executable(0, 4), draw(turn)), model.run([draw(turn)])[0])
     assert not replays
     model.close()
     engine.close()
@@ -329,17 +321,17 @@ def test_planted_mistakes_are_found(
     def live() -> None:
         model = mlp(engine, tmp_path / "m")
         for _ in range(3):
-            execute(model.executable(0, 4), draw(0))
+            executed(model.executable(0, 4), draw(0))
         model.unload()
         model.load()
         for _ in range(3):
-            execute(model.executable(0, 4), draw(0))
+            executed(model.executable(0, 4), draw(0))
         other = mlp(engine, tmp_path / "n", 1)
         model.unload()
         engine.compact()
         model.load()
         for _ in range(3):
-            execute(model.executable(0, 4), draw(0))
+            executed(model.executable(0, 4), draw(0))
         model.close()
         other.close()
         engine.close()
@@ -357,12 +349,12 @@ def test_the_same_life_without_a_mistake_leaves_no_finding(tmp_path: Path) -> No
     engine = HostDeviceArrayEngine(arena_bytes=ARENA_BYTES)
     model, other = mlp(engine, tmp_path / "m"), mlp(engine, tmp_path / "n", 1)
     for _ in range(3):
-        execute(model.executable(0, 4), draw(0))
+        executed(model.executable(0, 4), draw(0))
     model.unload()
     engine.compact()
     model.load()
     for _ in range(3):
-        execute(model.executable(0, 4), draw(0))
+        executed(model.executable(0, 4), draw(0))
     model.close()
     other.close()
     engine.close()

@@ -27,6 +27,7 @@ from engines.errors import EngineFailed
 from engines.probe import resolve
 from engines.tensor import NDArray
 from manifests import manifest
+from one_execution import executed
 
 BYTES = np.dtype(np.uint8)
 
@@ -162,13 +163,7 @@ def test_captures(device: CupyDevice) -> None:
 
 
 def execute(model: Any, rows: NDArray) -> NDArray:
-    executable = model.executable(0, len(rows))
-    slot = executable.slot()
-    slot.inputs[0][...] = rows
-    executable.stage(slot)
-    executable.launch(slot)
-    executable.finish(slot)
-    return slot.outputs[0].copy()
+    return executed(model.executable(0, len(rows)), rows)
 
 
 def opened(shared: SharedDevice, path: Path, wanted: Manifest) -> Any:

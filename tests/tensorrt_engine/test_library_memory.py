@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_runs import executed
 
 import onnx_models
 from engines.device.base import Span
@@ -20,6 +19,7 @@ from engines.tensorrt.memory import LibraryMemory, Owner
 from engines.tensorrt.model import TensorRTModel
 from engines.tensorrt.weights import DeferredWeights
 from manifests import manifest
+from one_execution import executed
 from tensorrt_fake.engines import FakeTensorRT
 
 WIDTH = 32

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_runs import executed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from engines.tensor import NDArray
 from engines.tensorrt.model import TensorRTModel
 from engines.tensorrt.profiles import MAX_PROFILES, profiles_of
 from manifests import manifest
+from one_execution import executed
 from tensorrt_fake.engines import FakeTensorRT
 from tensorrt_fake.library import VERSIONS
 

@@ -1,4 +1,4 @@
-"""One execution on the strict fake, as the worker makes it."""
+"""One execution, as the worker makes it."""
 
 from __future__ import annotations
 
