@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -41,6 +42,19 @@ END_S = 90.0
 def ok(text: str = "hello") -> UpstreamAnswer:
     body = {"id": "x", "model": "m", "choices": [{"message": {"content": text}}], "usage": {"total_tokens": 15}}
     return UpstreamAnswer(200, json.dumps(body).encode(), "R", Sent.ANSWERED, "req_1")
+
+
+def unsteady(real: Callable[..., Awaitable[Any]], rng: random.Random) -> Callable[..., Awaitable[Any]]:
+    """Return a call of the store of which a third fails, half of these after taking effect."""
+
+    async def call(*args: Any, **named: Any) -> Any:
+        if rng.random() > 1 / 3:
+            return await real(*args, **named)
+        if rng.random() < 1 / 2:
+            await real(*args, **named)
+        raise StoreUnavailable("the connection broke")
+
+    return call
 
 
 def failed(status: int, sent: Sent = Sent.ANSWERED, retry_after_s: float | None = None) -> UpstreamAnswer:

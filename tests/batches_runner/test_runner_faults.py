@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from frontend.batches.objects import ObjectWriter, StorageUnavailable, object_path
-from frontend.batches.store.errors import StoreUnavailable
 from frontend.batches.store.rows import ClaimBatch, ClaimGroup, ClaimLine, FinishLine
 from frontend.openai.calls import GatewayCall, Sent, UpstreamAnswer
-from runner_world import QUICK, WORKSPACE, RunnerWorld, StubExecutor, check, failed, line, ok
+from runner_world import QUICK, WORKSPACE, RunnerWorld, StubExecutor, check, failed, line, ok, unsteady
 
 UNREACHABLE = failed(502, Sent.NOT_SENT)
 
@@ -372,21 +371,11 @@ def test_a_store_that_loses_answers_costs_no_line(runners: RunnerWorld, monkeypa
     # Drawn, not counted: with a fault every nth call, steps that make n calls fail at the same one for ever.
     faults = random.Random(3)
 
-    def unsteady(real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **named: Any) -> Any:
-            if faults.random() > 1 / 3:
-                return await real(*args, **named)
-            if faults.random() < 1 / 2:
-                await real(*args, **named)
-            raise StoreUnavailable("the connection broke")
-
-        return call
-
     async def scenario() -> None:
         executor = StubExecutor(lambda text, nth: failed(500) if text == "t7" else ok(text))
         batch = await runners.batch(60)
         for name in ("turn", "begin", "add_segment", "mark_finalizing", "finalize", "settle", "renew", "records"):
-            monkeypatch.setattr(runners.store.runner, name, unsteady(getattr(runners.store.runner, name)))
+            monkeypatch.setattr(runners.store.runner, name, unsteady(getattr(runners.store.runner, name), faults))
         async with runners.running(executor, times=replace(QUICK, segment_lines=16), workers=8):
             done = await runners.ended(batch)
         assert max(executor.counts.values()) == 1 and len(executor.calls) == 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,11 @@ import pytest
 
 from frontend.batches.objects import StorageUnavailable
 from frontend.batches.runner.gates import Ask, Reason
-from frontend.batches.store.errors import StoreUnavailable
 from frontend.batches.store.rows import BatchRow
 from frontend.batches.work_file import WorkFile
 from frontend.openai.calls import Sent, UpstreamAnswer
 from gated_world import until
-from runner_world import QUICK, RunnerWorld, StubExecutor, check, failed, ok
+from runner_world import QUICK, RunnerWorld, StubExecutor, check, failed, ok, unsteady
 
 UNREACHABLE = failed(502, Sent.NOT_SENT)
 LONG = replace(QUICK, first_pause_s=3600.0, longest_pause_s=3600.0)
@@ -41,8 +40,10 @@ class Switch:
 
     def __init__(self, reason: Reason | None = None) -> None:
         self.reason = reason
+        self.asked = 0
 
     def closed(self, ask: Ask) -> Reason | None:
+        self.asked += 1
         return self.reason
 
 
@@ -243,11 +244,10 @@ def test_a_gate_that_closes_while_the_text_is_read_keeps_the_line_back(
         executor = StubExecutor()
         batch = await runners.batch(4)
         monkeypatch.setattr(WorkFile, "read_lines", slowly)
-        # No pass is so short that this reading is not long.
-        async with runners.running(executor, times=replace(QUICK, pass_s=0.0001, unsent_s=60.0), gates=[gate]):
+        # A pass of a nanosecond: whatever the reading takes is long.
+        async with runners.running(executor, times=replace(QUICK, pass_s=1e-9, unsent_s=60.0), gates=[gate]):
             await reached.wait()
             gate.reason = Reason.LIVE_TRAFFIC
-            await asyncio.sleep(0.001)
             there.set()
             await runners.until_waiting(batch, "R", (4, "live_traffic", False))
             assert not executor.calls and await running(runners, batch) == 0
@@ -323,8 +323,12 @@ def test_a_server_that_accepts_no_connection_is_tried_without_a_claim(
             assert (await runners.store.runner.line_counts(batch.id)).claimed == 0
             gate.reason = Reason.OUTSIDE_WINDOW
             await runners.until_waiting(batch, "R", (12, "outside_window", False))
-            tried = executor.reaches
-            await asyncio.sleep(3 * QUICK.first_pause_s)
+            tried, asked = executor.reaches, gate.asked
+
+            async def was_asked_again() -> bool:
+                return gate.asked >= asked + 10
+
+            await until("the gate was asked again and again", was_asked_again)
             assert executor.reaches <= tried + 1, "nobody connects behind a closed gate"
             gate.reason, server.up = None, True
             done = await runners.ended(batch)
@@ -341,16 +345,6 @@ def test_an_unsteady_server_and_store_lose_and_double_nothing(
     """A third of the lines meets no server, a third of the store's calls fails, half of these after taking effect."""
     rng = random.Random(seed)
 
-    def unsteady(real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **named: Any) -> Any:
-            if rng.random() > 1 / 3:
-                return await real(*args, **named)
-            if rng.random() < 1 / 2:
-                await real(*args, **named)
-            raise StoreUnavailable("the connection broke")
-
-        return call
-
     def answer(text: str, nth: int) -> UpstreamAnswer:
         if rng.random() < 1 / 3:
             return UNREACHABLE
@@ -361,7 +355,7 @@ def test_an_unsteady_server_and_store_lose_and_double_nothing(
         times = replace(QUICK, segment_lines=16, first_pause_s=0.01, longest_pause_s=0.02, retry_base_s=0.01)
         batch = await runners.batch(60, retry_limit=1)
         for name in ("turn", "give_back", "begin", "add_segment", "mark_finalizing", "finalize", "settle", "renew"):
-            monkeypatch.setattr(runners.store.runner, name, unsteady(getattr(runners.store.runner, name)))
+            monkeypatch.setattr(runners.store.runner, name, unsteady(getattr(runners.store.runner, name), rng))
         async with runners.running(executor, times=times, workers=8):
             done = await runners.ended(batch)
         assert set(done.codes.values()) <= {"503", "502"}
