@@ -1,7 +1,8 @@
 """Compile the modules that every request passes through, with mypyc, from the very sources that also run as they are.
 
     .venv/bin/python scripts/compile.py                 the tree that scripts/serve runs: .venv/compiled
-    .venv/bin/python scripts/compile.py --check         exit 0 if that tree is there and of today's sources
+    .venv/bin/python scripts/compile.py --check         exit 0 if that tree is there and of today's sources, 3 if this
+                                                        machine has no compiler for it
     .venv/bin/python scripts/compile.py --wheel DIR     a wheel for machines like this one
 
 The tree is a copy of the checkout with extension modules beside the sources; the checkout itself stays free of them, so
@@ -52,8 +53,8 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, metavar="DIR", help="put a wheel there instead")
     arguments = parser.parse_args()
     if arguments.check:
-        sys.exit(0 if is_current() else 1)
-    if lacking := missing():
+        sys.exit(0 if is_current() else 3 if missing_compiler() else 1)
+    if lacking := missing_compiler() or missing_mypyc():
         print(f"compile: {lacking}", file=sys.stderr)
         sys.exit(3)
     if arguments.wheel is not None:
@@ -65,13 +66,18 @@ def main() -> None:
         publish()
 
 
-def missing() -> str:
-    """Return what this machine lacks to compile, empty if nothing."""
+def missing_compiler() -> str:
+    """Return what the machine lacks to compile, empty if nothing."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"needs the C compiler that this Python was built with, {compiler} (Debian: apt-get install gcc)"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "needs the headers of this Python (Debian: apt-get install python3-dev)"
+    return ""
+
+
+def missing_mypyc() -> str:
+    """Return what the environment lacks to compile, empty if nothing."""
     try:
         import mypyc.build  # noqa: F401
     except ImportError:
