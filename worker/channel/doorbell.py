@@ -10,7 +10,8 @@ Theory
     execute one, so that the producer, who runs far more often, pays nothing.
 
     Where the kernel refuses membarrier, the sleeper leaves its flag set for good, and a producer that could not
-    register ignores the flag: the doorbell is then rung for every publication.
+    register ignores the flag: the doorbell is then rung for every publication. A frontend's flag stays set as well, by
+    choice (``Attachment.start``).
 
 A doorbell is an eventfd: rings add up until it is answered, so a ring before the sleep is not lost either.
 """
