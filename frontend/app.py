@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from engines.errors import ServingError, Unavailable
+from engines.errors import Unavailable
 from frontend.deadlines import Deadlines
 from frontend.hooked import HookedModels
 from frontend.httpd.exchange import Exchange
@@ -30,7 +30,7 @@ from frontend.late_call import LateCall
 from frontend.metrics import Traffic
 from frontend.node.run_dir import CLIENT_MEMORY_FILE
 from frontend.repeat_call import Refuse, RepeatCall
-from frontend.serving import Call, Done, Receiving
+from frontend.serving import Call, Done, Receiving, awaited
 from frontend.settings import EndpointSettings, FrontendSettings
 from frontend.table import LOADING, READY, ModelTable
 from worker.channel.client import WorkerChannel
@@ -128,25 +128,7 @@ class FrontendApp:
         return call if call.expect() else None
 
     async def infer(self, request: InferRequest, arrival_ns: int) -> InferResponse:
-        future: asyncio.Future[InferResponse] = self.loop.create_future()
-
-        def done(outcome: InferResponse | ServingError) -> None:
-            if future.done():
-                if isinstance(outcome, InferResponse):
-                    outcome.release()
-            elif isinstance(outcome, ServingError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        call = self.start(request, arrival_ns, done)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            call.cancel()
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().release()
-            raise
+        return await awaited(lambda done: self.start(request, arrival_ns, done))
 
     def crowded(self) -> bool:
         """Whether requests that have not come whole should leave the arena to others."""

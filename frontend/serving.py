@@ -5,6 +5,7 @@ The interface stands apart so that codecs and servers can be built and tested ag
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -99,3 +100,31 @@ class Serving(Protocol):
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
         """Return KServe statistics objects (protocols.md 1.9) of one model version, one model, or all."""
         ...
+
+
+async def awaited(start: Callable[[Done], Call]) -> InferResponse:
+    """Return the response of a request that ``start`` begins; cancelling the coroutine withdraws the request.
+
+    Raises:
+        ServingError: with the kind that says what happened.
+    """
+    future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: InferResponse | ServingError) -> None:
+        if future.done():
+            if isinstance(outcome, InferResponse):
+                outcome.release()
+        elif isinstance(outcome, ServingError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    call = start(done)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        call.cancel()
+        # The response may have come after the coroutine was cancelled and before it ran: nobody else has it.
+        if future.done() and not future.cancelled() and future.exception() is None:
+            future.result().release()
+        raise

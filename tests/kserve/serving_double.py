@@ -24,7 +24,7 @@ from engines.tensor import DTYPES, NDArray, TensorSpec
 from frontend.inference import InferRequest, InferResponse, OutputTensor
 from frontend.kserve.checks import check
 from frontend.kserve.memory_store import ClientMemory
-from frontend.serving import Done
+from frontend.serving import Done, awaited
 from frontend.settings import EndpointSettings
 from worker.channel.messages import ModelEntry
 
@@ -185,20 +185,7 @@ class DoubleServing:
             self._answer(call)
 
     async def infer(self, request: InferRequest, arrival_ns: int) -> InferResponse:
-        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: InferResponse | ServingError) -> None:
-            if isinstance(outcome, ServingError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        call = self.start(request, arrival_ns, done)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
+        return await awaited(lambda done: self.start(request, arrival_ns, done))
 
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
         if model:
