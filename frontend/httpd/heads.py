@@ -2,11 +2,17 @@
 
 A client sends the same request line and headers over and over on its connection. llhttp calls back into Python for
 each header, which takes longer than all else that a small request needs. A connection therefore keeps the bytes of its
-last plain head; one that begins with them, or differs in nothing but the digits of Content-Length, says the same.
+last plain head; one that begins with them, or differs in nothing but the digits of Content-Length and the values of
+headers that trace a request, says the same.
+
+Which values may differ is decided by a rule of names, not by what has differed: of a header that the rule does not
+know, something may be derived and kept with the head, or it may concern the framing. And a value is taken only if it is
+one to every parser: visible ASCII after ``: ``, in the only line of that name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +23,22 @@ MAX_KEPT_BYTES: Final = 2048
 """Longer heads are parsed each time: none is kept that costs more memory than its connection."""
 MAX_KNOWN_BODY_BYTES: Final = 64 * 1024
 """Longer bodies come in pieces, or their copies outweigh the parsing."""
-_LENGTH: Final = b"\r\ncontent-length: "
+MAX_VALUE_BYTES: Final = 256
+"""Longer values of tracing headers are parsed each time."""
+MAX_HOLES: Final = 8
+"""Values of one head that may differ; those after them may not."""
+_MAX_VAIN: Final = 16
+"""Heads of a connection that are searched in vain; then only one of so many is."""
+_LENGTH: Final = b"content-length"
 _MAX_DIGITS: Final = 6
+_VISIBLE: Final = bytes(range(0x21, 0x7F))
+_MAY_DIFFER: Final = re.compile(
+    rb"\r\n(?!x-ringserve-)"
+    rb"(content-length|b3|baggage|idempotency-key|newrelic|[\w-]{0,32}(?:trace|span|correlation)[\w-]{0,32}|[\w-]{0,32}-id)"
+    rb": ([!-~]+)(?=\r\n)"
+)
+"""In lower case, lines whose value may differ: nothing but the body's length follows from it, except where it is read
+for each request. Counted repetitions: others take 4 ms for a name that is ``trace`` over and over."""
 _NOT_PLAIN: Final = (b"transfer-encoding", b"expect", b"upgrade", b"connection")
 
 
@@ -32,7 +52,7 @@ class Head:
         query: after the question mark, still encoded, empty if none.
         headers: lower-case names; values of repeated headers joined by ", " ("; " for cookie). Not to be changed.
         handler: set by the application, to be called in place of its ``begin`` and ``handle`` for later requests with
-            this head or one that differs in its Content-Length only. Their bodies are collected.
+            this head or one that differs in its length and the traced values only. Their bodies are collected.
     """
 
     __slots__ = ("handler", "headers", "http10", "keep_alive", "method", "query", "raw_path", "target")
@@ -53,9 +73,9 @@ class Head:
         self.raw_path = path
         self.handler: Callable[[Exchange], None] | None = None
 
-    def of_length(self, digits: bytes) -> Head:
-        """Return a head that differs in the value of its Content-Length."""
-        headers = {**self.headers, b"content-length": digits}
+    def with_values(self, values: dict[bytes, bytes]) -> Head:
+        """Return a head that differs in the values of these headers, which it has."""
+        headers = {**self.headers, **values}
         head = Head(self.method, self.target, headers, http10=self.http10, keep_alive=self.keep_alive)
         head.handler = self.handler
         return head
@@ -64,40 +84,86 @@ class Head:
 class KnownHead:
     """The bytes of a head, and the head that they mean."""
 
-    __slots__ = ("_after", "_before", "_head", "_raw", "_size")
+    __slots__ = ("_head", "_holes", "_length", "_most_bytes", "_raw", "_rest", "_size", "_vain")
 
-    def __init__(self, raw: bytes, head: Head, at: int) -> None:
-        """``at``: of the first digit of Content-Length in ``raw``; 0 if there is none."""
+    def __init__(self, raw: bytes, head: Head, most_bytes: int, before: KnownHead | None) -> None:
+        """``most_bytes``: longer heads may be too long, for the parser to decide; ``before``: what it replaces."""
         self._raw = raw
         self._head = head
+        self._most_bytes = most_bytes
+        self._length = int(head.headers.get(_LENGTH, 0))
         # Of a whole message.
-        self._size = len(raw) + int(head.headers.get(b"content-length", 0))
-        self._before = raw[:at]
-        self._after = raw[raw.index(b"\r\n", at) :] if at else b""
+        self._size = len(raw) + self._length
+        # Per value that may differ its header's name and the bytes before it, from the last such value on; found when
+        # first a head differs, as most never do.
+        self._holes: list[tuple[bytes, bytes]] | None = None
+        self._rest = b""
+        self._vain: int = 0 if before is None else before._vain + 1
+        if self._vain > _MAX_VAIN and self._vain % _MAX_VAIN:
+            self._holes = []
 
     def match(self, data: bytes) -> tuple[Head, int] | None:
         """Return the head that ``data`` begins with and its bytes; None unless data is one whole message with it."""
         if len(data) == self._size and data.startswith(self._raw):
             return self._head, len(self._raw)
-        before = self._before
-        if not before or not data.startswith(before):
+        holes = self._holes
+        if holes is None:
+            holes = self._find_holes()
+        if not holes:
             return None
-        start = len(before)
-        end = data.find(b"\r\n", start, start + _MAX_DIGITS + 2)
-        digits = data[start : max(end, start)]
-        if not digits.isdigit() or not data.startswith(self._after, end):
+        at = 0
+        values: dict[bytes, bytes] = {}
+        for name, before in holes:
+            if not data.startswith(before, at):
+                return None
+            at += len(before)
+            end = data.find(b"\r\n", at, at + MAX_VALUE_BYTES + 2)
+            if end < 0 or not _may_be(name, value := data[at:end]):
+                return None
+            values[name] = value
+            at = end
+        if not data.startswith(self._rest, at):
             return None
-        at = end + len(self._after)
-        length = int(digits)
-        if length != len(data) - at or not 0 < length <= MAX_KNOWN_BODY_BYTES:
+        at += len(self._rest)
+        digits = values.get(_LENGTH)
+        length = self._length if digits is None else int(digits)
+        if length != len(data) - at or at > self._most_bytes:
             return None
-        head = self._head = self._head.of_length(digits)
+        if length != self._length and not 0 < length <= MAX_KNOWN_BODY_BYTES:
+            return None
+        head = self._head = self._head.with_values(values)
         self._raw = data[:at]
+        self._length = length
         self._size = len(data)
+        self._vain = 0
         return head, at
 
+    def _find_holes(self) -> list[tuple[bytes, bytes]]:
+        raw = self._raw
+        lower = raw.lower()
+        headers = self._head.headers
+        holes: list[tuple[bytes, bytes]] = []
+        rest = 0
+        # An expression: line by line it took as long as parsing.
+        for line in _MAY_DIFFER.finditer(lower):
+            name: bytes = line[1]
+            value = raw[line.start(2) : line.end(2)]
+            once = lower.count(b"\r\n" + name + b":") == 1
+            if once and headers.get(name) == value and _may_be(name, value) and len(holes) < MAX_HOLES:
+                holes.append((name, raw[rest : line.start(2)]))
+                rest = line.end(2)
+        self._holes = holes
+        self._rest = raw[rest:]
+        return holes
 
-def known_head(data: bytes, head: Head) -> KnownHead | None:
+
+def _may_be(name: bytes, value: bytes) -> bool:
+    if name == _LENGTH:
+        return value.isdigit() and len(value) <= _MAX_DIGITS
+    return 0 < len(value) <= MAX_VALUE_BYTES and not value.translate(None, _VISIBLE)
+
+
+def known_head(data: bytes, head: Head, max_header_bytes: int, before: KnownHead | None = None) -> KnownHead | None:
     """Return what recognises ``head`` again, if it is plain; ``data`` is the whole message that it was parsed from."""
     headers = head.headers
     if head.http10 or not head.keep_alive:
@@ -106,15 +172,10 @@ def known_head(data: bytes, head: Head) -> KnownHead | None:
         if name in headers:
             return None
     end = data.find(b"\r\n\r\n", 0, MAX_KEPT_BYTES) + 4
-    length = headers.get(b"content-length", b"0")
+    length = headers.get(_LENGTH, b"0")
     if end < 4 or len(length) > _MAX_DIGITS or len(data) != end + int(length) or int(length) > MAX_KNOWN_BODY_BYTES:
         return None
-    raw = data[:end]
-    # Of several lines of this name, or one written in another way, nothing is assumed.
-    at = raw.lower().find(_LENGTH) + len(_LENGTH) if raw.lower().count(_LENGTH) == 1 else 0
-    if at and raw[at : at + len(length) + 2] != length + b"\r\n":
-        at = 0
-    return KnownHead(raw, head, at)
+    return KnownHead(data[:end], head, min(MAX_KEPT_BYTES, max_header_bytes), before)
 
 
 def head_fault(head: Head, version: str) -> tuple[int, str] | None:

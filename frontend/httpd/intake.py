@@ -137,7 +137,7 @@ class Intake:
         messages = self.messages
         used = self._parse(data)
         if self.messages == messages + 1 and used == len(data) and not self.mid_message and self._parsed is not None:
-            self._known = known_head(data, self._parsed)
+            self._known = known_head(data, self._parsed, self._state.limits.max_header_bytes, self._known)
         return used
 
     def stop(self) -> None:

@@ -251,6 +251,36 @@ class Client:
             body += piece[:-2]
 
 
+class Recorder:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.closed, "written after close"
+        self.written += bytes(data)
+
+    def writelines(self, parts: Any) -> None:
+        self.write(b"".join(parts))
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+    write_eof = abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
 def get(path: str = "/echo", *headers: str, method: str = "GET", version: str = "1.1") -> bytes:
     lines = [f"{method} {path} HTTP/{version}", "Host: test", *headers, "", ""]
     return "\r\n".join(lines).encode()

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from placing_double import DoubleApp
 from serving_double import DoubleServing, entry, spec
 
+from frontend.httpd.exchange import Exchange
 from frontend.kserve.compression import MIN_COMPRESSED_BYTES
 from frontend.kserve.http_answers import OFFLOAD_BYTES
 from frontend.kserve.http_routes import KserveApp
@@ -150,6 +151,56 @@ def test_each_request_gets_its_own_id_back(kserve: Running, double: DoubleServin
             assert client.ask(infer(array, f"X-Request-Id: id-{number}")).headers["x-request-id"] == f"id-{number}"
             assert "x-request-id" not in client.ask(infer(array)).headers
     assert submitted(double) == 11
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_traced_request_is_known_and_answered_under_its_own_id(
+    kserve: Running, double: DoubleServing, raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = []
+
+    def handle(app: KserveApp, exchange: Exchange) -> None:
+        handled.append(exchange)
+        ordinary(app, exchange)
+
+    ordinary = KserveApp.handle
+    monkeypatch.setattr(KserveApp, "handle", handle)
+    with kserve.client() as client:
+        for turn in range(8):
+            array = np.full((1 + turn // 4, 4), turn, np.float32)  # of another length from the fifth on
+            traced = [f"traceparent: 00-{turn:032x}-{turn:016x}-01", f"X-Request-Id: id-{turn * 7}"]
+            answer = client.ask(infer(array, *traced, raw=raw))
+            assert (answer.status, answer.headers["x-request-id"]) == (200, f"id-{turn * 7}")
+            if raw:
+                assert answer.body.endswith(array.tobytes())
+            else:
+                assert json.loads(answer.body)["outputs"][0]["data"] == array.reshape(-1).tolist()
+    assert submitted(double) == 6
+    # The one that teaches the plan and the one that finds it, for each length.
+    assert len(handled) == 4
+    kserve.wait(double.until(lambda: double.responses_out == 0))
+
+
+def test_what_is_derived_from_a_head_never_differs_from_its_headers(kserve: Running, double: DoubleServing) -> None:
+    """Beside a trace: the timeout, the encodings and the length of the JSON, which a handler keeps with the head."""
+    array = np.ones((1, 4), np.float32)
+    with kserve.client() as client, kserve.client() as other:
+        for turn in range(24):
+            headers = [
+                f"traceparent: {turn:02}",
+                f"X-Request-Timeout-Ms: {(100, 200)[turn // 4 % 2]}",
+                f"Accept-Encoding: {('gzip,identity;q=0', 'br,identity;q=0.1')[(turn + 2) // 4 % 2]}",
+            ]
+            asked = infer(array, *headers)
+            if turn % 8 == 7:
+                length = asked.index(b"Inference-Header-Content-Length: ") + len(b"Inference-Header-Content-Length: ")
+                asked = asked[:length] + b"2" + asked[length + 1 :]
+            expected = other.ask(asked.replace(b"traceparent: ", b"X-Ringserve-Explain: 0\r\ntraceparent: "))
+            answer = client.ask(asked)
+            assert told(answer) == told(expected)
+            if answer.status == 200:
+                assert double.last_request is not None
+                assert double.last_request.deadline_ns == kserve.now_ns + (100, 200)[turn // 4 % 2] * 1_000_000
 
 
 @pytest.mark.parametrize("raw", [True, False])

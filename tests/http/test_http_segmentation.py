@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
 
-from http_double import Told, chunked, get, post
+from http_double import Recorder, Told, chunked, get, post
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,36 +31,6 @@ REQUESTS = [
     get("/", "Content-Length: 1", "Transfer-Encoding: chunked", method="POST"),
     b"rubbish\r\n\r\n",
 ]
-
-
-class Recorder:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        assert not self.closed, "written after close"
-        self.written += bytes(data)
-
-    def writelines(self, parts: Any) -> None:
-        self.write(b"".join(parts))
-
-    def set_write_buffer_limits(self, high: int) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        self.closed = True
-
-    write_eof = abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
 
 
 async def answers_to(pieces: list[bytes]) -> tuple[bytes, bool]:
