@@ -81,14 +81,24 @@ def read_events(folder: Path) -> dict[int, np.ndarray]:
 def request_maker(running: Running, spec: Spec, way: str) -> Any:
     """Return what renders one request after another that go ``way``."""
     payload = models.payload(spec, "v2bin")
-    headers = {"Inference-Header-Content-Length": str(payload.header_bytes)}
     path = running.plan.paths["v2bin"]
+    text, tensors = payload.body[: payload.header_bytes], payload.body[payload.header_bytes :]
     if way == "repeat":
-        same = load.http_request(path, payload.body, headers)
+        same = load.http_request(path, payload.body, _headers(text))
         return lambda: same
     numbers = itertools.count()
-    # An id of the head's own: nothing about such a request is known before it is read.
-    return lambda: load.http_request(path, payload.body, headers | {"X-Request-Id": f"{next(numbers):08d}"})
+
+    def differing() -> bytes:
+        # Neither its head nor its JSON is known: both differ in more than what traces a request.
+        number = f"{next(numbers):08d}"
+        own = text.rstrip().removesuffix(b"}") + f',"id":"{number}"}}'.encode()
+        return load.http_request(path, own + tensors, _headers(own) | {"X-Number": number})
+
+    return differing
+
+
+def _headers(text: bytes) -> dict[str, str]:
+    return {"Inference-Header-Content-Length": str(len(text))}
 
 
 def one_caller(running: Running, spec: Spec, way: str, seconds: float) -> float:
@@ -116,10 +126,10 @@ def one_caller(running: Running, spec: Spec, way: str, seconds: float) -> float:
 
 def timeline(home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, Any]:
     """Measure one caller's stages, by way; the client's latency with and without tracing besides."""
-    plain = _latencies(servers.TWO_FRONTENDS, home, path, spec, seconds)
+    plain = latencies(servers.TWO_FRONTENDS, home, path, spec, seconds)
     folder = home / "trace"
     folder.mkdir()
-    traced = _latencies(observed({"RINGSERVE_TRACE": folder}), home, path, spec, seconds)
+    traced = latencies(observed({"RINGSERVE_TRACE": folder}), home, path, spec, seconds)
     events = read_events(folder)
     found = {}
     for name, way in WAYS.items():
@@ -136,7 +146,8 @@ def timeline(home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, An
     return found
 
 
-def _latencies(peer: servers.Peer, home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, float]:
+def latencies(peer: servers.Peer, home: Path, path: Path, spec: Spec, seconds: float) -> dict[str, float]:
+    """Return the median latency in us of either way."""
     running = servers.start(peer, home, path, spec)
     try:
         return {way: one_caller(running, spec, way, seconds) for way in WAYS}
