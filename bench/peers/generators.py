@@ -26,6 +26,7 @@ from bench.peers.servers import Running
 SCRIPT = Path(__file__).with_name("post.lua")
 EXTRA_TIMEOUT_S = 30.0
 CALIBRATION_S = 0.1
+H2LOAD_WARM_UP_MS = 300
 
 
 class LoadFailed(Exception):
@@ -128,7 +129,8 @@ def _h2load(running: Running, payload: Payload, body: Path, concurrency: int, se
     log = body.with_name("log")
     command = [
         install.program("h2load"), "--clients", str(concurrency), "--max-concurrent-streams", "1", "--threads", "1",
-        "--duration", str(seconds), "--warm-up-time", "300ms", "--data", str(body), "--log-file", str(log),
+        "--duration", str(seconds), "--warm-up-time", f"{H2LOAD_WARM_UP_MS}ms", "--data", str(body),
+        "--log-file", str(log),
         "--header", "content-type: application/grpc", "--header", "te: trailers",
         f"http://127.0.0.1:{running.plan.grpc_port}{probe.GRPC_PATH}",
     ]  # fmt: skip
