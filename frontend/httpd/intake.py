@@ -84,11 +84,11 @@ class Intake:
         """Parse until the end, a stop, or until the owner is full; return how many bytes were used."""
         size = len(data)
         position = 0
+        messages = -2
         if not self.mid_message and not self.stopped and type(data) is bytes and not self._owner.full():
             if self.take_known(data):
                 return size
-            if size <= SLICE_BYTES:
-                position = self._feed_first(data)
+            messages = self.messages
         while position < size:
             if self.stopped:
                 self.excess = True
@@ -101,6 +101,9 @@ class Intake:
                 self._feed_raw(piece)
             else:
                 position += self._parse(memoryview(data)[position : position + SLICE_BYTES])
+        if self.messages == messages + 1 and not self.mid_message and self._parsed is not None and type(data) is bytes:
+            # One whole message, whose head is known from then on.
+            self._known = known_head(data, self._parsed, self._state.limits.max_header_bytes, self._known)
         return position
 
     def take_known(self, data: bytes) -> bool:
@@ -131,14 +134,6 @@ class Intake:
         except _Stop:
             return
         self.on_message_complete()
-
-    def _feed_first(self, data: bytes) -> int:
-        """Parse what begins with a head; if it is one whole message, its head is known from then on."""
-        messages = self.messages
-        used = self._parse(data)
-        if self.messages == messages + 1 and used == len(data) and not self.mid_message and self._parsed is not None:
-            self._known = known_head(data, self._parsed, self._state.limits.max_header_bytes, self._known)
-        return used
 
     def stop(self) -> None:
         """Read nothing more and release what an unfinished request holds; idempotent."""

@@ -20,6 +20,7 @@ from frontend.httpd.heads import (
     KnownHead,
     known_head,
 )
+from frontend.httpd.intake import SLICE_BYTES
 from frontend.settings import EndpointSettings
 
 
@@ -287,3 +288,15 @@ def test_a_known_head_announces_no_more_than_the_limit(serve: Callable[..., Runn
             asked = message(b"x" * length).replace(b"/v2/models/m/infer?a=b", b"/echo")
             assert client.ask(asked).status == status
     assert app.handled == [1024, 10]
+
+
+@pytest.mark.parametrize("length", [SLICE_BYTES, 4 * SLICE_BYTES + 1])
+def test_the_head_of_a_message_longer_than_a_slice_is_known_too(serve: Callable[..., Running], length: int) -> None:
+    app = Remembering()
+    server = serve(app, EndpointSettings())
+    asked = message(b"x" * length).replace(b"/v2/models/m/infer?a=b", b"/echo")
+    with server.client() as client:
+        for _ in range(20):  # one that comes in pieces teaches nothing
+            answer = client.ask(asked)
+            assert (answer.status, answer.body) == (200, b"x" * length)
+    assert set(app.handled) == {length}
