@@ -84,7 +84,7 @@ class Intake:
         """Parse until the end, a stop, or until the owner is full; return how many bytes were used."""
         size = len(data)
         position = 0
-        messages = -2
+        messages = -2  # what goes on in the middle of a message, or waits, teaches no head
         if not self.mid_message and not self.stopped and type(data) is bytes and not self._owner.full():
             if self.take_known(data):
                 return size
