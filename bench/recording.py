@@ -21,7 +21,7 @@ from typing import Any
 from bench.peers import generators, models, servers
 from bench.peers.models import Spec
 from bench.peers.servers import Running
-from bench.sampling import SETTLE_S, Loaded, loaded, roles_of
+from bench.sampling import SETTLE_S, loaded, roles_of
 from bench.stacks import FIELDS, Account, read
 from bench.symbols import Symbols, compiled_modules
 from bench.timeline import NoProfile
@@ -154,7 +154,7 @@ def _recorded(
     recording.finish()
     by_role, recorded_s = accounts(file, roles, symbols)
     file.unlink()
-    requests = answered(plain, form)
+    requests = plain.requests
     found: dict[str, Any] = {
         "format": form, "concurrency": concurrency, "per_s": round(plain.sample.per_s, 1),
         "per_s_recorded": round(run.sample.per_s, 1), "errors": plain.sample.errors + run.sample.errors,
@@ -164,7 +164,7 @@ def _recorded(
     for role, account in sorted(by_role.items()):
         used, while_recorded = plain.used[role], run.used[role]
         cpu_us = (used.user_s + used.system_s) * 1e6 / requests
-        recorded_us = (while_recorded.user_s + while_recorded.system_s) * 1e6 / answered(run, form)
+        recorded_us = (while_recorded.user_s + while_recorded.system_s) * 1e6 / run.requests
         expected = recorded_us * run.sample.per_s * recorded_s * 1e3 / PERIOD_NS
         rows, functions = account.costs_us(cpu_us, TOP_FUNCTIONS)
         found["roles"][role] = {
@@ -174,12 +174,6 @@ def _recorded(
             "seen": round(account.rows.total() / max(expected, 1e-9), 3), "stages_us": rows, "functions_us": functions,
         }  # fmt: skip
     return found
-
-
-def answered(run: Loaded, form: str) -> float:
-    """Return the requests that a run's processor time was used for: h2load's warm-up is not among those it counts."""
-    warm_up_s = generators.H2LOAD_WARM_UP_MS / 1e3 if form == "grpc" else 0.0
-    return run.sample.requests * (1 + warm_up_s / run.sample.seconds)
 
 
 def _children_s() -> float:

@@ -96,15 +96,20 @@ def short(frame: str) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """One run of load: what the generator saw, and by role what the processes used meanwhile."""
+    """One run of load: what the generator saw, and by role what the processes used meanwhile.
+
+    Attributes:
+        requests: those that the time was used for, also the ones of a warm-up that the generator does not count.
+    """
 
     sample: generators.Sample
     used: dict[str, Clock]
+    requests: float
 
     def cpu_us(self, role: str) -> float:
         """Return the processor time per request of a role's processes."""
         clock = self.used[role]
-        return (clock.main_ns + clock.others_ns) / 1e3 / self.sample.requests
+        return (clock.main_ns + clock.others_ns) / 1e3 / self.requests
 
 
 def clock_of(pid: int, proc: Path = Path("/proc")) -> Clock:
@@ -152,7 +157,7 @@ def loaded(running: Running, spec: Spec, form: str, concurrency: int, seconds: i
     used: defaultdict[str, Clock] = defaultdict(Clock)
     for pid, role in roles.items():
         used[role] += clock_of(pid).since(before[pid])
-    return Loaded(sample, dict(used))
+    return Loaded(sample, dict(used), generators.caused(sample, form))
 
 
 class Marks:
@@ -217,12 +222,12 @@ def under_load(
     for role in sorted(samples):
         found["roles"][role] = {
             "cpu_us_unsampled": round(without.cpu_us(role), 2),
-            **shares(role, run.used[role], run.sample.requests, samples[role]),
+            **shares(role, run.used[role], run.requests, samples[role]),
         }
     return found
 
 
-def shares(role: str, used: Clock, requests: int, samples: Samples, top: int = 16) -> dict[str, Any]:
+def shares(role: str, used: Clock, requests: float, samples: Samples, top: int = 16) -> dict[str, Any]:
     """Divide a role's processor time per request among stages, and name the costliest functions. Pure.
 
     The main threads' time is divided as the samples say, the sampler's own time included; the rows add up.

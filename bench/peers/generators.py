@@ -125,6 +125,12 @@ def parse_wrk(text: str) -> Sample:
     )  # fmt: skip
 
 
+def caused(sample: Sample, form: str) -> float:
+    """Return the requests that a server has answered for a sample: h2load does not count those of its warm-up."""
+    warm_up_s = H2LOAD_WARM_UP_MS / 1e3 if form == "grpc" else 0.0
+    return sample.requests * (1 + warm_up_s / sample.seconds)
+
+
 def _h2load(running: Running, payload: Payload, body: Path, concurrency: int, seconds: int) -> Sample:
     log = body.with_name("log")
     command = [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench import profile_report, recording, stacks, stages
-from bench.peers.generators import H2LOAD_WARM_UP_MS, Sample
-from bench.sampling import Loaded, NoProfile
+from bench.peers.generators import H2LOAD_WARM_UP_MS, Sample, caused
+from bench.sampling import NoProfile
 from bench.stacks import Account, Stack
 from bench.symbols import Symbols, compiled_modules, shortest_ends
 
@@ -222,9 +222,9 @@ def test_a_machine_without_perf_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_h2loads_warm_up_counts_as_load() -> None:
-    run = Loaded(Sample(1000, 3.0, 1.0, 1.0, 1.0, 0), {})
-    assert recording.answered(run, "v2bin") == 1000
-    assert recording.answered(run, "grpc") == pytest.approx(1000 * (3 + H2LOAD_WARM_UP_MS / 1e3) / 3)
+    sample = Sample(1000, 3.0, 1.0, 1.0, 1.0, 0)
+    assert caused(sample, "v2bin") == 1000
+    assert caused(sample, "grpc") == pytest.approx(1000 * (3 + H2LOAD_WARM_UP_MS / 1e3) / 3)
 
 
 def test_the_report_of_a_recording_adds_up() -> None:
